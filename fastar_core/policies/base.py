@@ -1,0 +1,91 @@
+"""The contract every cache policy fulfils, and the settings that choose one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ..attention import Attention
+from ..context import FwdCtx
+from ..errors import ConfigError
+from ..geometry import RunGeometry
+from ..positions import RopeSpec
+
+PolicyKind = Literal["full", "sink_window"]
+PositionRule = Literal["absolute", "slot"]
+RecacheMode = Literal["keep", "drop"]
+
+
+@dataclass(frozen=True)
+class PolicySettings:
+    """What a user can choose about the cache.
+
+    ``window_frames`` counts all visible latent frames, sink and own block included; it is read by ``sink_window`` only, as is
+    ``sink_frames``. ``positions``: "absolute" = the latent frame number; "slot" = rank among the visible frames.
+    ``recache``: what a prompt switch does to the pinned sink ("keep" or "drop").
+    """
+
+    kind: PolicyKind = "full"
+    window_frames: int | None = None
+    sink_frames: int = 0
+    positions: PositionRule = "absolute"
+    recache: RecacheMode = "keep"
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "PolicySettings":
+        return self
+
+
+class CachePolicy(ABC):
+    """Keys and values of one branch (one conditioning entry) over a run.
+
+    The driver's owner calls begin(ctx) before and commit(ctx) after every model call; the model's layers call attend. Denoise
+    calls never change committed state; replaying one gives the same output and leaves the store equal.
+    """
+
+    @abstractmethod
+    def begin(self, ctx: FwdCtx) -> None:
+        """Plans one model call: which frames it writes and sees. Raises GeometryError for a call out of order."""
+
+    @abstractmethod
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: FwdCtx) -> torch.Tensor:
+        """Attention output of one layer; all tensors [B, ctx.num_frames * S, heads, head_dim], q and k before RoPE."""
+
+    @abstractmethod
+    def commit(self, ctx: FwdCtx) -> None:
+        """Makes the rows of a clean, recache or prefill call permanent."""
+
+    @abstractmethod
+    def rollback(self, start: int) -> None:
+        """Undoes the last committed block, which must begin at latent frame ``start``."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forgets everything and frees the memory."""
+
+    @abstractmethod
+    def bytes(self) -> int:
+        """Bytes of every tensor the policy holds."""
+
+    @abstractmethod
+    def visible_frames(self, start: int, num_frames: int) -> tuple[int, ...]:
+        """Latent frames a denoise call over [start, start + num_frames) attends to, own block included, ascending."""
+
+
+def make_policy(settings: PolicySettings, geometry: RunGeometry, rope: RopeSpec, attention: Attention) -> CachePolicy:
+    """Builds the policy named by the settings. Raises ConfigError for sizes that cannot work."""
+    from .frame_cache import FrameCache
+
+    if settings.kind == "full":
+        return FrameCache(geometry.total_frames, 0, settings, geometry, rope, attention)
+    if settings.kind != "sink_window":
+        raise ConfigError(f"cache policy {settings.kind!r} is unknown; choose full or sink_window")
+    window, sink = settings.window_frames, settings.sink_frames
+    if window is None:
+        raise ConfigError("policy sink_window needs window_frames (it counts sink and own block); got none")
+    if window < sink + geometry.block:
+        raise ConfigError(f"a window of {window} latent frames cannot hold a sink of {sink} and a block of "
+                          f"{geometry.block}; raise window_frames to {sink + geometry.block} or lower sink_frames")
+    return FrameCache(min(window, geometry.total_frames), sink, settings, geometry, rope, attention)

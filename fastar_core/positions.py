@@ -1,0 +1,86 @@
+"""Rotary positions in full precision.
+
+Angles come from positions in float64 on the CPU and are cast to float32 once. The host's own position ids live in the
+model's dtype and collide past latent frame 256 in bfloat16; these do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Sequence
+
+import torch
+
+from .errors import GeometryError
+
+THETA = 10000.0
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """How a token at (frame, row, col) is turned into an angle.
+
+    ``scales`` and ``shifts`` are the user's own rope options for (t, y, x): position = shift + scale * index.
+    """
+
+    head_dim: int
+    theta: float = THETA
+    scales: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    shifts: tuple[float, float, float] = (0.0, 0.0, 0.0)
+
+    def axes(self) -> tuple[int, int, int]:
+        """Channels that belong to time, rows and columns (Wan: d - 4 (d // 6), 2 (d // 6), 2 (d // 6))."""
+        spatial = 2 * (self.head_dim // 6)
+        temporal = self.head_dim - 2 * spatial
+        if self.head_dim % 2 or spatial < 2 or temporal < 2:
+            raise GeometryError(f"head dim {self.head_dim} cannot be split over time, rows and columns; "
+                                "it must be even and at least 12")
+        return temporal, spatial, spatial
+
+
+class Rotary:
+    """Rotates keys and queries [B, frames * rows * cols, heads, head_dim] by their positions."""
+
+    def __init__(self, spec: RopeSpec, rows: int, cols: int) -> None:
+        self.spec = spec
+        self.rows = rows
+        self.cols = cols
+        self._spatial = self._spatial_angles()
+        self._cached_key: tuple[object, ...] | None = None
+        self._cached: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def _axis_angles(self, positions: torch.Tensor, axis: int) -> torch.Tensor:
+        channels = self.spec.axes()[axis]
+        rates = self.spec.theta ** (-torch.arange(0, channels, 2, dtype=torch.float64) / channels)
+        scaled = self.spec.shifts[axis] + self.spec.scales[axis] * positions.double()
+        return scaled[:, None] * rates[None, :]
+
+    def _spatial_angles(self) -> torch.Tensor:
+        y = self._axis_angles(torch.arange(self.rows), 1)[:, None, :].expand(-1, self.cols, -1)
+        x = self._axis_angles(torch.arange(self.cols), 2)[None, :, :].expand(self.rows, -1, -1)
+        return torch.cat([y, x], dim=-1).reshape(self.rows * self.cols, -1)
+
+    def angles(self, frames: Sequence[float]) -> torch.Tensor:
+        """Float64 angles [frames * rows * cols, head_dim / 2] on the CPU."""
+        time = self._axis_angles(torch.tensor(list(frames), dtype=torch.float64), 0)
+        tokens = self.rows * self.cols
+        time = time[:, None, :].expand(-1, tokens, -1)
+        space = self._spatial[None].expand(len(time), -1, -1)
+        return torch.cat([time, space], dim=-1).reshape(len(time) * tokens, -1)
+
+    def table(self, frames: Sequence[float], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Float32 cos and sin [1, tokens, 1, head_dim / 2]; the last request is kept since all layers ask the same."""
+        key = (tuple(frames), device)
+        if self._cached is None or self._cached_key != key:
+            angles = self.angles(frames)
+            cos, sin = (f(angles).float()[None, :, None, :].to(device) for f in (torch.cos, torch.sin))
+            self._cached_key, self._cached = key, (cos, sin)
+        return self._cached
+
+    def rotate(self, x: torch.Tensor, frames: Sequence[float]) -> torch.Tensor:
+        """x [B, len(frames) * S, heads, head_dim] rotated to the given temporal positions; computed in float32."""
+        cos, sin = self.table(frames, x.device)
+        if cos.shape[1] != x.shape[1]:
+            raise GeometryError(f"{x.shape[1]} tokens do not match {len(frames)} latent frames of {self.rows} x {self.cols}")
+        even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(x.dtype)

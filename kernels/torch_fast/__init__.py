@@ -1,0 +1,1 @@
+"""Runs on every device torch runs on, with bounded score memory."""

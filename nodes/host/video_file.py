@@ -1,0 +1,171 @@
+"""A video file that grows block by block in the host's output folder and plays up to the last block whatever happens."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+import torch
+from comfy.cli_args import args
+from comfy_api.latest._input_impl import VideoFromFile
+from torch import Tensor
+
+from ...fastar_core.errors import ConfigError, FastARError, GeometryError
+from .fragments import FragmentEncoder
+
+logger = logging.getLogger(__name__)
+
+_ADVICE = {
+    errno.ENOSPC: "the disk is full: free space on it, or start ComfyUI with --output-directory on another disk",
+    errno.EDQUOT: "your disk quota is used up: free space, or start ComfyUI with --output-directory on another disk",
+    errno.EFBIG: "the file reached the largest size this file system or account allows: use a shorter length, or start "
+                 "ComfyUI with --output-directory on another disk",
+    errno.EACCES: "ComfyUI may not write there: change the permissions, or start it with --output-directory elsewhere",
+    errno.EROFS: "that disk is read-only: start ComfyUI with --output-directory elsewhere",
+}
+
+
+def file_metadata(prompt: Any, extra_pnginfo: Mapping[str, Any] | None) -> dict[str, str]:
+    """Tags of the file: the same keys and texts as the host's Save Video writes; none with --disable-metadata."""
+    if args.disable_metadata:
+        return {}
+    tags = dict(extra_pnginfo or {})
+    if prompt is not None:
+        tags["prompt"] = prompt
+    return {key: json.dumps(value) for key, value in tags.items()}
+
+
+def frame_rate(fps: float) -> Fraction:
+    """Frames per second as the fraction that the host's own writer uses. Raises ConfigError unless 0.001 <= fps <= 1000."""
+    if not 0.001 <= fps <= 1000:
+        raise ConfigError(f"fps is {fps}, it must lie between 0.001 and 1000; change fps")
+    return Fraction(round(fps * 1000), 1000)
+
+
+class VideoSink:
+    """One mp4 (h264, 4:2:0) written fragment by fragment. The file is made at the first write, under the host's next
+    free number; an existing file is never touched.
+
+    path_prefix: as in Save Video, relative to the output folder. width, height: pixels; an odd size is widened by one
+    repeated column or row (the codec stores even sizes only) and `note` says so. Raises FastARError when the folder
+    cannot be used.
+    """
+
+    def __init__(self, path_prefix: str, width: int, height: int, fps: float, prompt: Any = None,
+                 extra_pnginfo: Mapping[str, Any] | None = None) -> None:
+        if width < 1 or height < 1:
+            raise GeometryError(f"a video of {width} x {height} pixels cannot be written; choose a larger width and height")
+        self.width, self.height, self.fps = width, height, fps
+        self.path: Path | None = None
+        self.frames_written = 0
+        self.note = ""
+        self._file: Any = None
+        self._closed = False
+        self._end = 0  # file size up to the last complete fragment
+        self._encoder = FragmentEncoder(width + width % 2, height + height % 2, frame_rate(fps),
+                                        file_metadata(prompt, extra_pnginfo))
+        if width % 2 or height % 2:
+            self.note = (f"the video file is {width + width % 2} x {height + height % 2} instead of {width} x {height} pixels "
+                         "(mp4 needs even sizes): the last column or row is repeated")
+            logger.warning("FAST-AR: %s", self.note)
+        self._folder, self._name, self._counter = self._place(path_prefix)
+
+    def _place(self, prefix: str) -> tuple[Path, str, int]:
+        output = folder_paths.get_output_directory()
+        try:
+            folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, output, self.width, self.height)
+        except OSError as reason:
+            raise self._failure(reason, Path(output) / prefix) from reason
+        if not os.access(folder, os.W_OK):
+            raise self._failure(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), Path(folder))
+        return Path(folder), name, counter
+
+    def write(self, frames: Tensor) -> None:
+        """frames [F, height, width, 3 or more] in 0..1: one fragment, on the disk when this returns.
+
+        A write error closes the file behind the last complete fragment and raises FastARError with the path, the frames
+        that are safe, and what to change.
+        """
+        if self._closed:
+            raise FastARError(f"the video file {self.path} is closed already; {len(frames)} frames came too late")
+        if frames.ndim != 4 or tuple(frames.shape[1:3]) != (self.height, self.width) or frames.shape[3] < 3:
+            raise GeometryError(f"frames of shape {tuple(frames.shape)} do not fit a video of {self.width} x {self.height} "
+                                f"pixels; expected [F, {self.height}, {self.width}, 3]")
+        if len(frames):
+            self._append(self._encoder.encode(self._even(frames[..., :3].detach().cpu())))
+
+    def _even(self, frames: Tensor) -> Tensor:
+        if self.width % 2:
+            frames = torch.cat((frames, frames[:, :, -1:]), 2)
+        if self.height % 2:
+            frames = torch.cat((frames, frames[:, -1:]), 1)
+        return frames
+
+    def _append(self, fragment: bytes) -> None:
+        try:
+            if self._file is None:
+                self._create()
+                fragment = self._encoder.header + fragment
+            rest = memoryview(fragment)
+            while rest:
+                rest = rest[self._file.write(rest):]
+            self._file.seek(self._encoder.duration_offset)
+            self._file.write(self._encoder.duration().to_bytes(8, "big"))
+            self._file.seek(0, os.SEEK_END)
+            os.fsync(self._file.fileno())  # network and quota errors show up here, not in write
+        except OSError as reason:
+            self._closed = True
+            self._cut_back()
+            raise self._failure(reason, self.path or self._folder) from reason
+        self._end += len(fragment)
+        self.frames_written = self._encoder.frames_out
+
+    def _create(self) -> None:
+        while self._file is None:
+            self.path = self._folder / f"{self._name}_{self._counter:05}_.mp4"
+            try:
+                self._file = self.path.open("xb", buffering=0)
+            except FileExistsError:  # another run took the number meanwhile
+                self._counter += 1
+
+    def _cut_back(self) -> None:
+        """After a failed write: remove the torn fragment, so that the file ends behind its last complete one."""
+        if self._file is None:
+            return
+        try:
+            self._file.truncate(self._end)
+        except OSError:  # players skip a torn last fragment, so the frames before it stay safe
+            logger.warning("FAST-AR: the incomplete last fragment of %s could not be cut off", self.path)
+        finally:
+            self._file.close()
+
+    def _failure(self, reason: OSError, path: Path) -> FastARError:
+        advice = _ADVICE.get(reason.errno or 0, "check that disk, or start ComfyUI with --output-directory elsewhere")
+        safe = (f"{self.frames_written} frames ({self.frames_written / self.fps:.1f} s) are safe in it and play"
+                if self.frames_written else "no frame was written yet")
+        return FastARError(f"writing the video {path} failed: {reason.strerror or reason}; {safe}. To go on, {advice}")
+
+    def close(self) -> Path | None:
+        """Finish the file; return its path, or None when no frame was ever written. Safe to call twice."""
+        if not self._closed:
+            rest = self._encoder.finish()
+            if rest:
+                self._append(rest)
+            self._closed = True
+            if self._file is not None:
+                self._file.close()
+        return self.path if self.frames_written else None
+
+    def as_video(self) -> VideoFromFile:
+        """The host's VIDEO object for the file. Raises FastARError while the file is open or empty."""
+        if not self._closed or not self.frames_written:
+            raise FastARError(f"the video file {self.path} has {self.frames_written} frames and is "
+                              f"{'closed' if self._closed else 'still open'}; it can be used once it is closed with frames in it")
+        return VideoFromFile(str(self.path))

@@ -1,0 +1,112 @@
+"""Batches of clips in latent space. The codec is linear and the camera moves by whole tokens, so a clip is a gather."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from demo import codec, text, world
+from demo.model import SIGMAS, Layout
+from demo.world import BLOCK
+
+KINDS = ("new", "stay", "back", "slide_new", "slide_back")
+SIGMA_ODDS = (0.4, 0.2, 0.2, 0.2)
+
+
+class Bank:
+    """Latents of all looks without the camera's light, the light itself, and the slate every text clip starts with."""
+
+    def __init__(self) -> None:
+        pictures = torch.stack([world.render(look) for look in world.all_looks()])
+        pick = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(0))[:150]
+        self.codec = codec.fit(pictures[pick] + world.light())
+        self.scenes = torch.stack([self.codec.still(picture) for picture in pictures])
+        self.light = self.codec.still(world.light()) - self.codec.still(torch.zeros_like(world.light()))
+        self.slate = make_slate()
+        self.words = text.word_index(world.vocabulary())
+
+    def frames(self, block: world.Block) -> Tensor:
+        """Latent frames [16, 3, 16, 16] of a block."""
+        left, right = self.scenes[block.left.index()], self.scenes[block.right.index()]
+        wide = torch.cat((left, right), -1)
+        return torch.stack([wide[..., 2 * s:2 * s + 16] + self.light for s in block.shifts()], 1)
+
+    def scene(self, look: world.Look) -> Tensor:
+        """One still latent frame [16, 16, 16]."""
+        return self.scenes[look.index()] + self.light
+
+
+def make_slate() -> Tensor:
+    """Start latent [16, 16, 16] of text clips: 64 tokens that are orthogonal to each other, so each names its place."""
+    g = torch.Generator().manual_seed(7)
+    tokens = torch.linalg.qr(torch.randn(64, 64, generator=g)).Q * 8
+    return tokens.reshape(8, 8, 16, 2, 2).permute(2, 0, 3, 1, 4).reshape(16, 16, 16).contiguous()
+
+
+@dataclass
+class Batch:
+    """clean [B,16,1+3(n-1),16,16], target [B,16,3m,16,16], sigma [B,m], ids [B*n,L], weight and kind [B,m]."""
+
+    layout: Layout
+    clean: Tensor
+    target: Tensor
+    sigma: Tensor
+    ids: Tensor
+    weight: Tensor
+    kind: Tensor
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One kind of batch: clips, blocks per clip, first learned block, chance of a time gap, filler clauses."""
+
+    clips: int
+    blocks: int
+    learn: int = 0
+    gap: float = 0.0
+    fillers: tuple[int, ...] = (0,)
+    image: float = 0.2
+    move: float = 0.7
+    back: float = 0.6
+    slide: float = 0.6
+
+
+def _starts(rng: random.Random, recipe: Recipe) -> tuple[list[int], tuple[int, ...]]:
+    starts, at, gaps = [], 1, ()
+    if recipe.blocks > 2 and rng.random() < recipe.gap:
+        gaps = (rng.randint(2, recipe.blocks - 1),)
+    for number in range(recipe.blocks):
+        at += rng.randint(9, 300) if number in gaps else 0
+        starts.append(at)
+        at += BLOCK
+    return starts, gaps
+
+
+def draw_batch(bank: Bank, recipe: Recipe, seed: int) -> Batch:
+    """A batch that depends on nothing but its recipe and seed."""
+    rng = random.Random(seed)
+    g = torch.Generator().manual_seed(seed)
+    starts, gaps = _starts(rng, recipe)
+    clean, target, prompts, kinds = [], [], [], []
+    fillers = rng.choice(recipe.fillers)
+    for _ in range(recipe.clips):
+        image = rng.random() < recipe.image
+        start, blocks = world.draw_clip(rng, recipe.blocks, gaps=gaps, image=image, fillers=fillers, move=recipe.move,
+                                        back=recipe.back, slide=recipe.slide)
+        frames = torch.cat([bank.frames(block) for block in blocks], 1)
+        first = bank.slate if start is None else bank.scene(start)
+        clean.append(torch.cat((first[:, None], frames[:, :-BLOCK]), 1))
+        target.append(frames[:, BLOCK * recipe.learn:])
+        prompts += [block.prompt for block in blocks]
+        kinds.append([KINDS.index(block.kind) for block in blocks[recipe.learn:]])
+    history = torch.stack(clean)
+    level = torch.rand(recipe.clips, 1, 1, 1, 1, generator=g) * 0.12
+    history[:, :, 1:] += level * torch.randn(history[:, :, 1:].shape, generator=g)
+    kind = torch.tensor(kinds)
+    odds = torch.tensor(SIGMA_ODDS)
+    sigma = torch.tensor(SIGMAS)[torch.multinomial(odds, kind.numel(), True, generator=g)].reshape(kind.shape)
+    return Batch(Layout(0, starts, recipe.learn), history, torch.stack(target), sigma,
+                 text.batch_ids(prompts, bank.words), torch.ones(kind.shape), kind)
