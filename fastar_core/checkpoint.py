@@ -39,7 +39,7 @@ class Checkpoint:
         return lines
 
     def host_metadata(self) -> dict[str, str]:
-        """Metadata for the host, whose 'config' names what it cannot tell from shapes; sizes come from the weights alone."""
+        """Metadata whose 'config' tells the host what it cannot see from shapes; sizes come from the weights alone."""
         config = {key: value for key, value in transformer_config(self.metadata).items() if key not in _SIZES}
         config |= {"num_heads": self.shape.heads, "text_dim": self.shape.text_dim}
         if not self.shape.image_input and self.shape.in_channels == self.shape.out_channels:
@@ -47,7 +47,9 @@ class Checkpoint:
         return {**self.metadata, "config": json.dumps({"transformer": config})}
 
 
-def load_checkpoint(path: str | Path, use_ema: bool, lora: str | Path | None = None, strength: float = 1.0) -> Checkpoint:
+def load_checkpoint(
+    path: str | Path, use_ema: bool, lora: str | Path | None = None, strength: float = 1.0
+) -> Checkpoint:
     """Reads a model file, and merges a LoRA file into it when one is given.
 
     `use_ema` chooses between the entries 'generator_ema' and 'generator' where a file has them. Raises CheckpointError.
@@ -62,7 +64,7 @@ def load_checkpoint(path: str | Path, use_ema: bool, lora: str | Path | None = N
 
 
 def normalise(content: Mapping[str, Any], metadata: Mapping[str, str], use_ema: bool, name: str) -> Checkpoint:
-    """The checked model in a file's content. Raises CheckpointError naming what is missing or what the file is instead."""
+    """The checked model in a file's content. CheckpointError names what is missing or what the file is instead."""
     findings = Findings()
     picked = pick_state_dict(content, use_ema, findings)
     if not picked:
@@ -78,8 +80,8 @@ def normalise(content: Mapping[str, Any], metadata: Mapping[str, str], use_ema: 
         findings.warnings.append(f"{len(unknown)} unknown entries were left out: {some(unknown)}")
     if "generator_lora" in content:
         findings.warnings.append(
-            "the file also holds a LoRA ('generator_lora'), which is not applied by itself; to merge it, choose the same "
-            "file as 'lora'"
+            "the file also holds a LoRA ('generator_lora'), which is not applied by itself; to merge it, choose the "
+            "same file as 'lora'"
         )
     _note_companions(state, findings)
     kept = {key: state[key] for key in state if key in expected or is_companion(key)}

@@ -69,7 +69,8 @@ def _read_safetensors(path: Path, size: int) -> tuple[dict[str, torch.Tensor], d
             return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except SafetensorError as reason:
         raise CheckpointError(
-            f"{path.name} ({size:,} bytes) is no complete safetensors or torch file: {reason}. If it should be one, {_DAMAGED}"
+            f"{path.name} ({size:,} bytes) is no complete safetensors or torch file: {reason}. If it should be one, "
+            f"{_DAMAGED}"
         ) from reason
 
 
@@ -84,8 +85,8 @@ def _read_pickled(path: Path, zipped: bool) -> Mapping[str, Any]:
         raise
     except Exception as reason:  # a damaged file can make the unpickler raise nearly anything
         raise CheckpointError(
-            f"{path.name} ({path.stat().st_size:,} bytes) is damaged or cut short "
-            f"({type(reason).__name__}: {first_line(reason)}); {_DAMAGED}"
+            f"{path.name} ({path.stat().st_size:,} bytes) is damaged or cut short ({type(reason).__name__}: "
+            f"{first_line(reason)}); {_DAMAGED}"
         ) from reason
     if not isinstance(content, Mapping):
         raise CheckpointError(
@@ -107,13 +108,18 @@ def refusal(name: str, reason: str) -> str:
     return (
         f"{name} holds more than tensors, and opening it could run code hidden in it, so it is refused ({detail}). "
         "If you trust where it comes from, turn it into a plain file elsewhere (a machine or container without "
-        f"anything of value) with this one line, in the folder of the file, then choose the new file:\n{conversion(name)}"
+        "anything of value) with this one line, in the folder of the file, then choose the new "
+        f"file:\n{conversion(name)}"
     )
 
 
 def conversion(name: str) -> str:
     """A shell line that rewrites the pickled file `name` with nothing but its (nested) tensors."""
-    keep = "{k: f(v) for k, v in o.items() if isinstance(v, (dict, torch.Tensor))} if isinstance(o, dict) else o.detach()"
+    tensors = "{k: f(v) for k, v in o.items() if isinstance(v, (dict, torch.Tensor))}"
     source = f"torch.{'load'}('{name}', map_location='cpu', weights_only=False)"
-    target = f"{Path(name).stem}_plain.pt"
-    return f"python -c \"import torch; f = lambda o: {keep}; torch.save(f({source}), '{target}')\""
+    steps = (
+        "import torch",
+        f"f = lambda o: {tensors} if isinstance(o, dict) else o.detach()",
+        f"torch.save(f({source}), '{Path(name).stem}_plain.pt')",
+    )
+    return f'python -c "{"; ".join(steps)}"'

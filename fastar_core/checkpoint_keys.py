@@ -1,10 +1,10 @@
-"""Names of weights: from the many ways in which Wan-layout checkpoints are published to the native one (backbones 1.2, 1.3)."""
+"""Names of weights: from the ways in which Wan-layout checkpoints are published to the native one (backbones 1.3)."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,6 @@ UNCERTAIN_PREFIXES = ("model.", "module.")
 NATIVE_ROOTS = (
     "patch_embedding.", "text_embedding.", "time_embedding.", "time_projection.", "blocks.", "head.", "img_emb.",
 )  # fmt: skip
-_LAYOUT_ROOTS = ("condition_embedder.", *CERTAIN_PREFIXES, *UNCERTAIN_PREFIXES)
 QUANT_SUFFIXES = (
     ".scale_weight", ".scale_input", ".weight_scale", ".weight_scale_2", ".input_scale", ".comfy_quant",
 )  # fmt: skip
@@ -86,16 +85,18 @@ def pick_state_dict(content: Mapping[str, Any], use_ema: bool, findings: Finding
         chosen = _choose_entry(content, use_ema, findings)
         if chosen is None:
             break
-        findings.ignored.update({f"entry '{key}'": _size(content[key]) for key in content if key != chosen})
+        _ignore_entries(content, [chosen], findings)
         findings.found.append(f"weights taken from the entry '{chosen}'")
         content = content[chosen]
     tensors = {key: value for key, value in content.items() if isinstance(value, torch.Tensor)}
-    findings.ignored.update({f"entry '{key}'": _size(content[key]) for key in content if key not in tensors})
+    _ignore_entries(content, tensors, findings)
     return tensors
 
 
-def _size(entry: Any) -> int:
-    return len(entry) if isinstance(entry, Mapping) else 1
+def _ignore_entries(content: Mapping[str, Any], kept: Container[str], findings: Findings) -> None:
+    for key, value in content.items():
+        if key not in kept:
+            findings.ignored[f"entry '{key.partition('.')[0]}'"] += len(value) if isinstance(value, Mapping) else 1
 
 
 def _regroup(content: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -172,19 +173,28 @@ def _strip_prefix(tensors: dict[str, torch.Tensor], findings: Findings) -> dict[
     """One leading prefix off, or None when there is none. 'model.' and 'module.' go only if every name has them."""
     for prefix in (*CERTAIN_PREFIXES, *UNCERTAIN_PREFIXES):
         inside = {key[len(prefix) :]: value for key, value in tensors.items() if key.startswith(prefix)}
-        if not any(key.startswith((*NATIVE_ROOTS, *_LAYOUT_ROOTS)) for key in inside):
+        if not any(_leads_to_model(key) for key in inside):
             continue
         outside = [key for key in tensors if not key.startswith(prefix)]
         mixed = [key for key in outside if prefix in UNCERTAIN_PREFIXES or key.startswith(NATIVE_ROOTS)]
         if mixed:
             raise CheckpointError(
-                f"{len(inside)} names begin with '{prefix}' and {len(mixed)} do not ({some(mixed)}); a model file has the "
-                "prefix everywhere or nowhere, so this one was put together wrongly: download the original again"
+                f"{len(inside)} names begin with '{prefix}' and {len(mixed)} do not ({some(mixed)}); a model file "
+                "has the prefix everywhere or nowhere, so this one was put together wrongly: download the original "
+                "again"
             )
         findings.found.append(f"prefix '{prefix}' removed")
         findings.ignored.update({f"outside of '{prefix}'": len(outside)} if outside else {})
         return inside
     return None
+
+
+def _leads_to_model(key: str) -> bool:
+    """True when a weight of the network's layout is behind at most some more prefixes."""
+    prefix = next((p for p in (*CERTAIN_PREFIXES, *UNCERTAIN_PREFIXES) if key.startswith(p)), None)
+    if prefix is None:
+        return key.startswith((*NATIVE_ROOTS, "condition_embedder."))
+    return _leads_to_model(key[len(prefix) :])
 
 
 def from_diffusers(key: str) -> str:

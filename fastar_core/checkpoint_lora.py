@@ -15,7 +15,7 @@ from .errors import CheckpointError
 
 _PREFIXES = ("base_model.model.", "generator.", *CERTAIN_PREFIXES, *UNCERTAIN_PREFIXES)
 _FLAT_PREFIXES = ("lora_unet_", "lora_transformer_")
-_PAIR = re.compile(r"^(?P<path>.+)\.(?P<part>lora_A|lora_B|lora_down|lora_up|lora\.down|lora\.up)(\.default)?(\.weight)?$")
+_PAIR = re.compile(r"^(?P<path>.+)\.(?P<part>lora_[AB]|lora_(down|up)|lora\.(down|up))(\.default)?(\.weight)?$")
 _OTHER = re.compile(r"^(?P<path>.+)\.(?P<part>alpha|diff|diff_b)$")
 _PARTS = {"lora_A": "down", "lora_down": "down", "lora.down": "down", "lora_B": "up", "lora_up": "up", "lora.up": "up"}
 _WRAPPERS = ("generator_lora", "lora", "state_dict", "model")
@@ -33,8 +33,8 @@ def merge_lora(
 ) -> str:
     """Adds strength * (alpha / r) * up @ down to the weights of `state` (replaced in the dict, originals untouched).
 
-    `content` is a read LoRA file. alpha is r where the file names none. Returns a line for the report; raises CheckpointError
-    unless every entry fits a weight of the model.
+    `content` is a read LoRA file. alpha is r where the file names none. Returns a line for the report; raises
+    CheckpointError unless every entry fits a weight of the model.
     """
     changes = _collect(content, state, name)
     default_alpha = _default_alpha(metadata)
@@ -47,7 +47,8 @@ def merge_lora(
             if part in change.parts:
                 _add(state, f"{module}.{leaf}", change.parts[part].float(), strength, name)
     told = "" if default_alpha is None else f", alpha {default_alpha:g} from the metadata"
-    return f"LoRA {name}: {len(changes)} modules changed, rank {some(map(str, sorted(ranks)))}{told}, strength {strength:g}"
+    sizes = some(map(str, sorted(ranks))) or "none"
+    return f"LoRA {name}: {len(changes)} modules changed, rank {sizes}{told}, strength {strength:g}"
 
 
 def _default_alpha(metadata: Mapping[str, str]) -> float | None:
@@ -72,12 +73,13 @@ def _collect(content: Mapping[str, Any], state: Mapping[str, torch.Tensor], name
             continue
         part = _PARTS.get(match["part"], match["part"])
         if changes.setdefault(module, _Change()).parts.setdefault(part, value) is not value:
-            raise CheckpointError(f"{name}: two entries for the {part} part of {module}; it holds more than one LoRA, choose a "
-                                  "file with one")  # fmt: skip
+            raise CheckpointError(f"{name}: two entries for the {part} part of {module}; it holds more than one "
+                                  "LoRA, choose a file with one")  # fmt: skip
     if unknown:
         raise CheckpointError(
-            f"{name}: {len(unknown)} of {len(flat)} entries fit no weight of the model ({some(unknown)}); it is a LoRA of another "
-            "model or of a kind that is not supported (DoRA, LoKr, LoHa): choose one made for this model, or 'none'"
+            f"{name}: {len(unknown)} of {len(flat)} entries fit no weight of the model ({some(unknown)}); it is a "
+            "LoRA of another model or of a kind that is not supported (DoRA, LoKr, LoHa): choose one made for this "
+            "model, or 'none'"
         )
     _check_pairs(changes, state, name)
     return changes
@@ -111,8 +113,8 @@ def _check_pairs(changes: Mapping[str, _Change], state: Mapping[str, torch.Tenso
     for module, change in changes.items():
         parts = change.parts
         if ("up" in parts) != ("down" in parts) or set(parts) == {"alpha"}:
-            raise CheckpointError(f"{name}: {module} has only {some(sorted(parts))}, expected both halves of a LoRA (A and B); "
-                                  "the file is incomplete, download it again")  # fmt: skip
+            raise CheckpointError(f"{name}: {module} has only {some(sorted(parts))}, expected both halves of a LoRA "
+                                  "(A and B); the file is incomplete, download it again")  # fmt: skip
         if "up" not in parts:
             continue
         weight, up, down = state[f"{module}.weight"], parts["up"].flatten(1), parts["down"].flatten(1)
@@ -134,12 +136,13 @@ def _add(state: dict[str, torch.Tensor], key: str, change: torch.Tensor, strengt
     weight = state.get(key)
     if weight is None or change.numel() != weight.numel():
         have = "absent" if weight is None else f"of shape {list(weight.shape)}"
-        raise CheckpointError(f"{name}: the change of {key} has the shape {list(change.shape)}, the model's weight is {have}; "
-                              "the LoRA was made for another model")  # fmt: skip
+        raise CheckpointError(f"{name}: the change of {key} has the shape {list(change.shape)}, the model's weight "
+                              f"is {have}; the LoRA was made for another model")  # fmt: skip
     module = key.rpartition(".")[0]
     if weight.element_size() < 2 or any(is_companion(k) and k.startswith(f"{module}.") for k in state):
         raise CheckpointError(
-            f"{name}: {key} is stored in 8 bits or fewer ({weight.dtype}), where merging would lose the change; use the "
-            "model's bf16 or fp16 file, or set lora to 'none' and add the LoRA with the stock LoraLoaderModelOnly node"
+            f"{name}: {key} is stored in 8 bits or fewer ({weight.dtype}), where merging would lose the change; use "
+            "the model's bf16 or fp16 file, or set lora to 'none' and add the LoRA with the stock "
+            "LoraLoaderModelOnly node"
         )
     state[key] = (weight.float() + strength * change.reshape(weight.shape)).to(weight.dtype)

@@ -1,4 +1,4 @@
-"""What a complete Wan-layout state dict looks like: sizes told from shapes, expected names, and what else a file may be."""
+"""What a complete Wan-layout state dict looks like: sizes told from shapes, names, and what else a file may be."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ _FOREIGN = (
      "a LoRA; choose it as 'lora' and the base model of its family as the model"),
     (re.compile(r"^(model\.diffusion_model\.)?(input_blocks|middle_block|output_blocks)\.|^down_blocks\.|^up_blocks\."),
      "a Stable Diffusion image model (U-Net)"),
-    (re.compile(r"(^|\.)(double_blocks|single_blocks|joint_blocks|single_transformer_blocks)\."), "an image or Hunyuan model"),
+    (re.compile(r"(^|\.)(double_blocks|single_blocks|joint_blocks|single_transformer_blocks)\."),
+     "an image or Hunyuan model"),
     (re.compile(r"^videodit_blocks\."), "a MAGI-1 model, whose layout is another one"),
     (re.compile(r"^(vae\.)?(decoder|encoder)\..*(conv|residual|downsamples|upsamples)|^first_stage_model\."), "a VAE"),
     (re.compile(r"^shared\.weight|^encoder\.block\.|^token_embedding\.weight|^(language_)?model\.layers\.|^text_model\."),
@@ -62,7 +63,7 @@ class ModelShape:
 
 
 def transformer_config(metadata: Mapping[str, str]) -> dict[str, object]:
-    """The 'transformer' part of the metadata entry 'config' that ComfyUI writes and reads; {} when absent or no JSON."""
+    """The 'transformer' part of the metadata entry 'config' that ComfyUI reads; {} when absent or no JSON."""
     try:
         config = json.loads(metadata.get("config", "{}"))
     except json.JSONDecodeError:
@@ -88,8 +89,8 @@ def check_state_dict(state: Mapping[str, torch.Tensor], metadata: Mapping[str, s
     ]
     if wrong:
         raise CheckpointError(
-            f"{name}: {len(wrong)} weights do not fit a model of width {shape.dim}: {some(wrong, 3)}. The file mixes sizes or "
-            "is damaged; download the original again"
+            f"{name}: {len(wrong)} weights do not fit a model of width {shape.dim}: {some(wrong, 3)}. The file mixes "
+            "sizes or is damaged; download the original again"
         )
     return shape
 
@@ -99,11 +100,8 @@ def not_wan(names: Iterable[str], name: str) -> str:
     keys = list(names)
     if not keys:
         return f"{name} holds no weights at all; choose the model file of a supported family"
-    for pattern, what in _FOREIGN:
-        if any(pattern.search(key) for key in keys):
-            break
-    else:
-        what = "no video model of the Wan layout"
+    kinds = [what for pattern, what in _FOREIGN if any(pattern.search(key) for key in keys)]
+    what = kinds[0] if kinds else "no video model of the Wan layout"
     if not what.startswith("a LoRA"):
         what += "; choose the model file of a supported family (Self-Forcing, Causal-Forcing, ...)"
     return f"{name} looks like {what}. Its {len(keys)} entries begin with {some(sorted(keys), 3)}"
@@ -148,8 +146,8 @@ def _check_names(state: Mapping[str, torch.Tensor], expected: Mapping[str, None]
     for pattern, kind in _VARIANTS:
         if any(pattern.search(key) for key in surplus):
             raise CheckpointError(
-                f"{name} is a {kind} variant of Wan (it holds {some(k for k in surplus if pattern.search(k))}), which this pack "
-                "cannot sample; choose a plain streaming checkpoint (Self-Forcing, Causal-Forcing, ...)"
+                f"{name} is a {kind} variant of Wan (it holds {some(k for k in surplus if pattern.search(k))}), "
+                "which this pack cannot sample; choose a plain streaming checkpoint (Self-Forcing, Causal-Forcing, ...)"
             )
     if missing:
         raise CheckpointError(
@@ -158,8 +156,9 @@ def _check_names(state: Mapping[str, torch.Tensor], expected: Mapping[str, None]
         )
     inside = [key for key in surplus if key.startswith(NATIVE_ROOTS)]
     if inside:
-        raise CheckpointError(f"{name}: {len(inside)} weights belong to no known layer: {some(inside)}. The model is a variant "
-                              "that this pack does not know; choose a plain streaming checkpoint")  # fmt: skip
+        raise CheckpointError(f"{name}: {len(inside)} weights belong to no known layer: {some(inside)}. The model is "
+                              "a variant that this pack does not know; choose a plain streaming "
+                              "checkpoint")  # fmt: skip
 
 
 def is_companion(key: str) -> bool:
@@ -167,14 +166,17 @@ def is_companion(key: str) -> bool:
     return key.endswith(QUANT_SUFFIXES) or key == "scaled_fp8"
 
 
-def _infer(state: Mapping[str, torch.Tensor], layers: int, image: bool, metadata: Mapping[str, str], name: str) -> ModelShape:
+def _infer(
+    state: Mapping[str, torch.Tensor], layers: int, image: bool, metadata: Mapping[str, str], name: str
+) -> ModelShape:
     dim = _length(state, "head.modulation", -1, name)
     told = transformer_config(metadata).get("num_heads")
     heads = told if isinstance(told, int) else dim // STOCK_HEAD_DIM
     if heads < 1 or dim % heads or (dim // heads) % 2 or dim // heads < 12:
         raise CheckpointError(
-            f"{name}: width {dim} with {heads} heads is not usable (each head needs an even size of at least 12). Without "
-            f"metadata there is one head per {STOCK_HEAD_DIM}; give the true number in the safetensors metadata as "
+            f"{name}: width {dim} with {heads} heads is not usable (each head needs an even size of at least 12). "
+            f"Without metadata there is one head per {STOCK_HEAD_DIM}; give the true number in the safetensors "
+            "metadata as "
             'config = {"transformer": {"num_heads": N}}'
         )
     return ModelShape(
@@ -188,8 +190,8 @@ def _infer(state: Mapping[str, torch.Tensor], layers: int, image: bool, metadata
 def _length(state: Mapping[str, torch.Tensor], key: str, axis: int, name: str) -> int:
     shape = state[key].shape
     if len(shape) <= max(axis, 0):
-        raise CheckpointError(f"{name}: {key} has the shape {tuple(shape)}, one with more axes was expected; the file is damaged "
-                              "or of another model, choose another one")  # fmt: skip
+        raise CheckpointError(f"{name}: {key} has the shape {tuple(shape)}, one with more axes was expected; the "
+                              "file is damaged or of another model, choose another one")  # fmt: skip
     return shape[axis]
 
 

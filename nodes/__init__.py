@@ -35,6 +35,9 @@ def collect_nodes(modules: tuple[str, ...] = NODE_MODULES) -> tuple[dict[str, ty
             logger.warning("FAST-AR: nodes of '%s' are not available: %s: %s", module, type(reason).__name__, reason)
             continue
         for node_id, display_name, cls in entries:
+            if node_id in classes:
+                logger.warning("FAST-AR: node id %s of '%s' is already taken; it is left out", node_id, module)
+                continue
             classes[node_id] = cls
             names[node_id] = display_name
     return classes, names

@@ -16,7 +16,7 @@ _TEXT_HELP = (
 class FastARPrompts:
     NODE_ID = "FastARPrompts"
     DISPLAY_NAME = "FAST-AR Prompts"
-    CATEGORY = "FAST-AR"
+    CATEGORY = "FAST-AR/conditioning"
     DESCRIPTION = (
         "Encodes a list of prompts for one video. A prompt takes effect at the first block that starts at its frame or "
         "later."

@@ -1,110 +1,124 @@
-"""The block-by-block sampler of Self-Forcing, Causal-Forcing, LongLive and CausVid (backbones 3.1).
+"""The block-by-block sampler of Self-Forcing, Causal-Forcing, LongLive, CausVid and Krea (backbones 3.1, 3.4, 3.6, 3.7).
 
-Per block: denoise steps with fresh noise between them, then one pass over the result at t = 0 that leaves clean keys and values
-for the blocks that follow.
+Per block: denoise steps, then one pass over the result at t = 0 that leaves clean keys and values for the blocks that follow.
+LongLive adds a pass over the last clean latents when the prompt changes; CausVid and Krea start their timeline over.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Callable, Hashable, Iterator
+from typing import Iterator
 
 import torch
 
-from ..context import FwdCtx, Phase
-from ..errors import GeometryError
-from ..geometry import Block, plan_blocks, prefix_chunks, token_grid
-from ..noise import RenoiseSource
-from ..sigmas import SigmaSchedule
+from ..errors import ConfigError
+from ..geometry import Block, prefix_chunks
+from .plan import BlockDone, BlockwisePlan, ModelCall, Restart
 
-ModelCall = Callable[[torch.Tensor, FwdCtx], torch.Tensor]
-StepCallback = Callable[[Block, int, int, torch.Tensor], None]
+__all__ = ["BlockDone", "BlockwisePlan", "ModelCall", "num_blockwise_calls", "prefill", "run_blockwise"]
 
 
-@dataclass
-class BlockDone:
-    """A finished block: ``latent`` [B, C, n, h, w] in model space holds latent frames start .. start + n - 1."""
-
-    block: Block
-    latent: torch.Tensor
-
-
-@dataclass
-class BlockwisePlan:
-    """Everything a block-wise run needs to know beforehand.
-
-    ``noise`` [B, C, T, h, w] covers the whole length; the part under the ``prefix`` [B, C, p, h, w] (clean, model space) is
-    ignored. ``prompt_at`` names the prompt of a latent frame. ``clean_last`` also runs the clean pass nothing would follow.
-    """
-
-    noise: torch.Tensor
-    schedule: SigmaSchedule
-    block: int
-    renoise: RenoiseSource
-    prefix: torch.Tensor | None = None
-    prompt_at: Callable[[int], Hashable] = lambda frame: 0
-    on_step: StepCallback | None = None
-    clean_last: bool = False
-
-    def __post_init__(self) -> None:
-        if self.noise.ndim != 5:
-            raise GeometryError(f"a video latent has 5 dimensions [batch, channels, frames, height, width], got "
-                                f"{tuple(self.noise.shape)}; use an empty video latent")
-        if self.prefix is not None:
-            want, got = self.noise.shape, self.prefix.shape
-            if len(got) != 5 or got[:2] != want[:2] or got[3:] != want[3:]:
-                raise GeometryError(f"the clean prefix {tuple(got)} does not fit the video {tuple(want)}; it must have the "
-                                    "same batch, channels, height and width")
-
-    @property
-    def prefix_frames(self) -> int:
-        return 0 if self.prefix is None else self.prefix.shape[2]
-
-    @property
-    def blocks(self) -> list[Block]:
-        return plan_blocks(self.noise.shape[2], self.block, self.prefix_frames)
-
-    def num_model_calls(self) -> int:
-        """Model calls of the whole run, prefill included."""
-        chunks = len(prefix_chunks(self.prefix_frames, self.block))
-        return chunks + self.schedule.num_model_calls(len(self.blocks), self.clean_last)
-
-    def context(self, phase: Phase, start: int, num_frames: int, sigma: float, timestep: float, step: int = 0,
-                block: int = 0, prompt_frame: int | None = None) -> FwdCtx:
-        """The FwdCtx of a call in which all frames share one sigma."""
-        rows, cols = token_grid(*self.noise.shape[3:])
-        prompt_id = self.prompt_at(start if prompt_frame is None else prompt_frame)
-        return FwdCtx(phase, start, num_frames, (sigma,) * num_frames, (timestep,) * num_frames, rows, cols, step, block,
-                      prompt_id)
+def prefill(call: ModelCall, plan: BlockwisePlan, latents: torch.Tensor, prompt_frame: int = 0) -> None:
+    """Feeds clean latents as frames 0, 1, ... through the model at t = 0, in chunks of the block size, to fill the cache."""
+    for start, count in prefix_chunks(latents.shape[2], plan.block):
+        ctx = plan.context("prefill", start, count, 0.0, 0.0, prompt_frame=max(start, prompt_frame))
+        call(latents[:, :, start:start + count], ctx)
 
 
-def _prefill(call: ModelCall, plan: BlockwisePlan) -> None:
-    assert plan.prefix is not None
-    for start, count in prefix_chunks(plan.prefix_frames, plan.block):
-        call(plan.prefix[:, :, start:start + count], plan.context("prefill", start, count, 0.0, 0.0))
+class _Timeline:
+    """Where a block stands in the cache, and the clean latents a recache or a restart needs."""
+
+    def __init__(self, plan: BlockwisePlan) -> None:
+        self.plan = plan
+        self.offset = 0
+        restart = plan.restart
+        self.limit = max(plan.recache_frames or 0, restart.context_frames - 1 if restart else 0)
+        self.recent = plan.noise[:, :, :0] if plan.prefix is None else plan.prefix[:, :, -self.limit or plan.prefix_frames:]
+        self.first = None if plan.prefix is None else plan.prefix[:, :, :1]
+
+    def add(self, latent: torch.Tensor) -> None:
+        if self.first is None:
+            self.first = latent[:, :, :1]
+        if self.limit:
+            self.recent = torch.cat([self.recent.to(latent.device), latent], dim=2)[:, :, -self.limit:]
+
+    def is_full(self, block: Block) -> bool:
+        restart = self.plan.restart
+        return restart is not None and block.start - self.offset + block.num_frames > restart.rollout_frames
+
+    def restart(self, call: ModelCall, block: Block) -> None:
+        """Refills the cache from the context frames, which become frames 0 .. n - 1, under the prompt that made them."""
+        rule = self.plan.restart
+        assert rule is not None
+        context = torch.cat([self._anchor(rule, block).to(self.recent), self.recent[:, :, 1 - rule.context_frames:]], dim=2) \
+            if rule.context_frames > 1 else self._anchor(rule, block)
+        prefill(call, self.plan, context, prompt_frame=block.start - 1)
+        self.offset = block.start - context.shape[2]
+
+    def _anchor(self, rule: Restart, block: Block) -> torch.Tensor:
+        assert self.first is not None
+        if rule.keep_first or block.start <= rule.context_frames:
+            return self.first
+        if rule.anchor is None:
+            raise ConfigError("this preset encodes a decoded frame again when its timeline restarts, which needs the VAE; use the "
+                              "FAST-AR Streaming Sampler node with its vae input connected")
+        return rule.anchor(rule.anchor_pixel_from_end)
+
+    def recache(self, call: ModelCall, block: Block) -> None:
+        if not self.plan.recache_frames or not self.recent.shape[2]:
+            return
+        latents = self.recent[:, :, -self.plan.recache_frames:]
+        count = latents.shape[2]
+        ctx = self.plan.context("recache", block.start - count - self.offset, count, 0.0, 0.0, 0, block.index, block.start)
+        call(latents, ctx)
 
 
-def _denoise(call: ModelCall, plan: BlockwisePlan, block: Block) -> torch.Tensor:
+def _denoise(call: ModelCall, plan: BlockwisePlan, block: Block, offset: int) -> torch.Tensor:
     x = plan.noise[:, :, block.start:block.start + block.num_frames]
     steps = plan.schedule.for_block(block.index)
+    solver = plan.make_solver(block)
     for i, (sigma, timestep) in enumerate(steps):
-        ctx = plan.context("denoise", block.start, block.num_frames, sigma, timestep, i, block.index)
+        ctx = plan.context("denoise", block.start - offset, block.num_frames, sigma, timestep, i, block.index, block.start)
         x0 = call(x, ctx)
         if plan.on_step is not None:
             plan.on_step(block, i, len(steps), x0)
-        if i + 1 < len(steps):
-            following = steps[i + 1][0]
-            x = (1.0 - following) * x0 + following * plan.renoise(block.index, i, x0)
-    return x0
+        x = solver.advance(solver.corrected(x.to(x0.device), x0, i), x0, i)
+    return x
 
 
 def run_blockwise(call: ModelCall, plan: BlockwisePlan) -> Iterator[BlockDone]:
     """Yields every finished block, before its clean pass: the caller may decode while nothing is pending."""
     if plan.prefix is not None:
-        _prefill(call, plan)
+        prefill(call, plan, plan.prefix)
+    timeline = _Timeline(plan)
     blocks = plan.blocks
-    for block in blocks:
-        latent = _denoise(call, plan, block)
+    prompt = plan.prompt_at(0)
+    for i, block in enumerate(blocks):
+        if timeline.is_full(block):
+            timeline.restart(call, block)
+        following = plan.prompt_at(block.start)
+        if following != prompt:
+            timeline.recache(call, block)
+        prompt = following
+        latent = _denoise(call, plan, block, timeline.offset)
+        timeline.add(latent)
         yield BlockDone(block, latent)
-        if plan.clean_last or block.index + 1 < len(blocks):
-            call(latent, plan.context("clean", block.start, block.num_frames, 0.0, 0.0, 0, block.index))
+        if plan.clean_last or (i + 1 < len(blocks) and not timeline.is_full(blocks[i + 1])):
+            start = block.start - timeline.offset
+            call(latent, plan.context("clean", start, block.num_frames, 0.0, 0.0, 0, block.index, block.start))
+
+
+def num_blockwise_calls(plan: BlockwisePlan) -> int:
+    """Model calls of the whole run: prefill, denoise, clean, restart and recache passes."""
+    timeline, blocks = _Timeline(plan), plan.blocks
+    calls = plan.num_prefill_calls
+    prompt = plan.prompt_at(0)
+    for i, block in enumerate(blocks):
+        if timeline.is_full(block) and plan.restart is not None:
+            calls += len(prefix_chunks(plan.restart.context_frames, plan.block))
+            timeline.offset = block.start - plan.restart.context_frames
+        following = plan.prompt_at(block.start)
+        calls += following != prompt and bool(plan.recache_frames) and block.start > 0
+        prompt = following
+        calls += len(plan.schedule.for_block(block.index))
+        calls += plan.clean_last or (i + 1 < len(blocks) and not timeline.is_full(blocks[i + 1]))
+    return calls

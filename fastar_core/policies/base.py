@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..geometry import RunGeometry
 from ..positions import RopeSpec
 
-PolicyKind = Literal["full", "sink_window"]
+PolicyKind = Literal["full", "sink_window", "rolling"]
 PositionRule = Literal["absolute", "slot"]
 RecacheMode = Literal["keep", "drop"]
 
@@ -23,8 +23,9 @@ RecacheMode = Literal["keep", "drop"]
 class PolicySettings:
     """What a user can choose about the cache.
 
-    ``window_frames`` counts all visible latent frames, sink and own block included; it is read by ``sink_window`` only, as is
-    ``sink_frames``. ``positions``: "absolute" = the latent frame number; "slot" = rank among the visible frames.
+    ``window_frames`` counts all visible latent frames, sink and own block (``rolling``: own window) included; ``sink_window``
+    needs it, for ``rolling`` None means the extended history, ``full`` ignores it and ``sink_frames``.
+    ``positions``: "absolute" = the latent frame number; "slot" = rank among the visible frames (``rolling`` has its own rule).
     ``recache``: what a prompt switch does to the pinned sink ("keep" or "drop").
     """
 
@@ -77,15 +78,19 @@ class CachePolicy(ABC):
 def make_policy(settings: PolicySettings, geometry: RunGeometry, rope: RopeSpec, attention: Attention) -> CachePolicy:
     """Builds the policy named by the settings. Raises ConfigError for sizes that cannot work."""
     from .frame_cache import FrameCache
+    from .rolling import RollingCache
 
+    total, window, sink = geometry.total_frames, settings.window_frames, settings.sink_frames
     if settings.kind == "full":
-        return FrameCache(geometry.total_frames, 0, settings, geometry, rope, attention)
-    if settings.kind != "sink_window":
-        raise ConfigError(f"cache policy {settings.kind!r} is unknown; choose full or sink_window")
-    window, sink = settings.window_frames, settings.sink_frames
-    if window is None:
+        return FrameCache(total, 0, settings, geometry, rope, attention)
+    if settings.kind not in ("sink_window", "rolling"):
+        raise ConfigError(f"cache policy {settings.kind!r} is unknown; choose full, sink_window or rolling")
+    if window is None and settings.kind == "sink_window":
         raise ConfigError("policy sink_window needs window_frames (it counts sink and own block); got none")
-    if window < sink + geometry.block:
+    if window is not None and window < sink + geometry.block:
         raise ConfigError(f"a window of {window} latent frames cannot hold a sink of {sink} and a block of "
                           f"{geometry.block}; raise window_frames to {sink + geometry.block} or lower sink_frames")
-    return FrameCache(min(window, geometry.total_frames), sink, settings, geometry, rope, attention)
+    if settings.kind == "rolling":
+        stored = total if window is None else min(window + sink, total)
+        return RollingCache(stored, sink, settings, geometry, rope, attention)
+    return FrameCache(min(window or total, total), sink, settings, geometry, rope, attention)

@@ -78,6 +78,12 @@ class FrameCache(CachePolicy):
         """Latent frames whose clean keys and values are stored, ascending."""
         return tuple(sorted(f for f in self.frames if f is not None and f < self.end))
 
+    def _restart(self) -> None:
+        """A prefill of frame 0 begins a new timeline in the same memory."""
+        self.frames = [None] * self.capacity
+        self.end = 0
+        self._undo = None
+
     # -- planning -----------------------------------------------------------------------------------------------------
 
     def begin(self, ctx: FwdCtx) -> None:
@@ -85,6 +91,8 @@ class FrameCache(CachePolicy):
         if ctx.phase == "recache":
             slots = self._recache_slots(ctx)
         else:
+            if ctx.phase == "prefill" and ctx.start == 0 and self.end > 0:
+                self._restart()
             if ctx.start != self.end:
                 raise GeometryError(f"a {ctx.phase} call starts at latent frame {ctx.start}, but {self.end} frames are "
                                     "committed; blocks must follow each other and be committed by a clean pass")

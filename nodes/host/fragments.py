@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 
 import av
@@ -17,48 +17,14 @@ import torch
 from torch import Tensor
 
 from ...fastar_core.errors import UnsupportedError
+from .mp4_index import FrameTable, boxes, find, sample_sizes
 
 logger = logging.getLogger(__name__)
 
 ENCODERS = ("libx264", "libopenh264", "mpeg4")
 KEYFRAME_SECONDS = 2
 _HEADER_OPTIONS = "empty_moov+default_base_moof+use_metadata_tags"
-_FRAGMENT_OPTIONS = "empty_moov+default_base_moof+skip_trailer"
-
-
-def boxes(data: bytes, start: int = 0, end: int | None = None) -> Iterator[tuple[bytes, int, int]]:
-    """(kind, start, end) of the mp4 boxes that lie side by side in data[start:end]."""
-    end = len(data) if end is None else end
-    while start < end:
-        size, kind = struct.unpack_from(">I4s", data, start)
-        if size == 1:
-            (size,) = struct.unpack_from(">Q", data, start + 8)
-        yield kind, start, start + size
-        start += size
-
-
-def _find(data: bytes, *path: bytes) -> int:
-    """Offset of the box at `path`, for example moov, mvex."""
-    start, end = 0, len(data)
-    for step, kind in enumerate(path):
-        first = start + (8 if step else 0)
-        start, end = next((s, e) for k, s, e in boxes(data, first, end) if k == kind)
-    return start
-
-
-def with_duration_field(header: bytes) -> tuple[bytes, int, int]:
-    """Add a `mehd` box (total duration, which the muxer leaves out); players without a scan of the file need it.
-
-    Returns the header, the offset of the 8 byte duration in it, and the ticks per second of that duration.
-    """
-    moov, mvex, mvhd = (_find(header, *path) for path in ((b"moov",), (b"moov", b"mvex"), (b"moov", b"mvhd")))
-    (ticks,) = struct.unpack_from(">I", header, mvhd + (28 if header[mvhd + 8] == 1 else 20))
-    box = struct.pack(">I4sIQ", 20, b"mehd", 1 << 24, 0)
-    grown = bytearray(header[:mvex + 8] + box + header[mvex + 8:])
-    for offset in (moov, mvex):
-        (size,) = struct.unpack_from(">I", grown, offset)
-        struct.pack_into(">I", grown, offset, size + len(box))
-    return bytes(grown), mvex + 20, ticks
+_FRAGMENT_OPTIONS = "empty_moov+default_base_moof+frag_custom+skip_trailer"
 
 
 class FragmentEncoder:
@@ -72,18 +38,18 @@ class FragmentEncoder:
         self.rate = rate
         self.frames = 0  # handed to the encoder
         self.frames_out = 0  # contained in the fragments given out
-        self._fragments = 0
         # a timescale that is a multiple of the rate keeps every frame time exact
         self._ticks = rate.denominator * max(1, -(-10_000 // rate.numerator))
         self._scale = self._ticks * rate
+        self.table = FrameTable(self._ticks)
         failures = []
         for name in ENCODERS:
             try:
-                raw = self._open(name, width, height, metadata)
+                self.header = self._open(name, width, height, metadata)
             except (av.error.FFmpegError, ValueError) as reason:  # PyAV's "no such codec" is a ValueError
                 failures.append(f"{name}: {reason}")
                 continue
-            self.codec = name
+            self.codec, self._position = name, len(self.header)
             break
         else:
             raise UnsupportedError(f"PyAV {av.__version__} can encode {width} x {height} video with none of "
@@ -91,7 +57,6 @@ class FragmentEncoder:
         if name != ENCODERS[0]:
             logger.warning("FAST-AR: this PyAV has no %s, the video is written with %s; some players cannot show it",
                            ENCODERS[0], name)
-        self.header, self.duration_offset, self.duration_ticks = with_duration_field(raw)
 
     def _open(self, name: str, width: int, height: int, metadata: Mapping[str, str]) -> bytes:
         """Start the encoder `name`; return the file header that the muxer makes for it."""
@@ -124,14 +89,12 @@ class FragmentEncoder:
         return self._fragment(packets)
 
     def finish(self) -> bytes:
-        """What the encoder still held back (nothing with libx264), and the end of the encoder."""
-        rest = self._fragment(self._stream.encode(None))
-        self._container.close()
-        return rest
+        """What the encoder still held back (nothing with libx264)."""
+        return self._fragment(self._stream.encode(None)) if self.frames else b""
 
-    def duration(self) -> int:
-        """Total length of the fragments so far in the ticks of the duration field."""
-        return round(self.frames_out / self.rate * self.duration_ticks)
+    def release(self) -> None:
+        """Give the encoder's memory back."""
+        self._container.close()
 
     def _fragment(self, packets: list[av.Packet]) -> bytes:
         if not packets:
@@ -146,16 +109,18 @@ class FragmentEncoder:
                 packet.pts = packet.dts = position  # no encoder here reorders frames
                 packet.duration = 1
                 container.mux(packet)
-        self._fragments += 1
         data = self._placed(buffer.getvalue())
+        pictures = self._position + find(data, b"mdat") + 8
+        self.table.add(pictures, sample_sizes(data), [packet.is_keyframe for packet in packets])
+        self._position += len(data)
         self.frames_out += len(packets)
         return data
 
     def _placed(self, muxed: bytes) -> bytes:
         """The fragment of a small file `muxed`, with its number and start time set to its place in the whole."""
         parts = bytearray(b"".join(muxed[s:e] for kind, s, e in boxes(muxed) if kind in (b"moof", b"mdat")))
-        struct.pack_into(">I", parts, _find(parts, b"moof", b"mfhd") + 12, self._fragments)
-        time = _find(parts, b"moof", b"traf", b"tfdt")
+        struct.pack_into(">I", parts, find(parts, b"moof", b"mfhd") + 12, len(self.table.counts) + 1)
+        time = find(parts, b"moof", b"traf", b"tfdt")
         layout = ">Q" if parts[time + 8] == 1 else ">I"
         struct.pack_into(layout, parts, time + 12, self.frames_out * self._ticks)
         return bytes(parts)

@@ -8,7 +8,7 @@ from typing import Any, Callable, Hashable
 import comfy.samplers
 import torch
 
-from ...fastar_core.drivers.blockwise import BlockDone, BlockwisePlan, run_blockwise
+from ...fastar_core.drivers import BlockDone, BlockwisePlan, LoopKind, Restart, run_plan
 from ...fastar_core.errors import ConfigError, UnsupportedError
 from ...fastar_core.geometry import Block, RunGeometry, token_grid
 from ...fastar_core.noise import SeededRenoise
@@ -40,6 +40,10 @@ class StreamRequest:
     backend: str = "auto"
     clean_last: bool = False
     renoise: Any = None
+    loop: LoopKind = "blockwise"
+    recache_frames: int | None = None
+    restart: Restart | None = None
+    solver: Any = "renoise"
     on_start: Callable[[RunState, BlockwisePlan], None] | None = None
     on_call: Callable[[Hashable], None] | None = None
     on_step: Callable[[Block, int, int, torch.Tensor], None] | None = None
@@ -65,7 +69,7 @@ def _plan(request: StreamRequest, x: torch.Tensor, process_in: Callable[[torch.T
     prefix = None if request.prefix is None else process_in(request.prefix).to(noise.dtype)
     renoise = request.renoise or SeededRenoise(request.seed)
     return BlockwisePlan(noise, request.schedule, request.block, renoise, prefix, request.prompt_at, request.on_step,
-                         request.clean_last)
+                         request.clean_last, request.recache_frames, request.restart, request.solver)
 
 
 def _check_request(model: Any, extra_args: dict[str, Any]) -> None:
@@ -105,7 +109,7 @@ class _Run:
             self.request.on_start(self.state, self.plan)
         if out is not None and self.plan.prefix is not None:
             out[:, :, :self.plan.prefix_frames] = self.plan.prefix
-        for done in run_blockwise(self.call, self.plan):
+        for done in run_plan(self.request.loop, self.call, self.plan):
             start = done.block.start
             if out is not None:
                 out[:, :, start:start + done.block.num_frames] = done.latent

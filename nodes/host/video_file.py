@@ -1,4 +1,7 @@
-"""A video file that grows block by block in the host's output folder and plays up to the last block whatever happens."""
+"""A video file that grows block by block in the host's output folder and plays up to the last block whatever happens.
+
+While it grows it is a fragmented mp4; close() adds the frame table that makes it an ordinary one (mp4_index.py).
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from torch import Tensor
 
 from ...fastar_core.errors import ConfigError, FastARError, GeometryError
 from .fragments import FragmentEncoder
+from .mp4_index import complete_header, data_cover
 
 logger = logging.getLogger(__name__)
 
@@ -113,19 +117,19 @@ class VideoSink:
             if self._file is None:
                 self._create()
                 fragment = self._encoder.header + fragment
-            rest = memoryview(fragment)
-            while rest:
-                rest = rest[self._file.write(rest):]
-            self._file.seek(self._encoder.duration_offset)
-            self._file.write(self._encoder.duration().to_bytes(8, "big"))
-            self._file.seek(0, os.SEEK_END)
-            os.fsync(self._file.fileno())  # network and quota errors show up here, not in write
+            self._put(fragment)
         except OSError as reason:
-            self._closed = True
-            self._cut_back()
+            self._shut(cut=True)
             raise self._failure(reason, self.path or self._folder) from reason
         self._end += len(fragment)
         self.frames_written = self._encoder.frames_out
+
+    def _put(self, data: bytes) -> None:
+        """All of `data` at the file position, on the disk when this returns."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._file.write(rest):]
+        os.fsync(self._file.fileno())  # network and quota errors show up here, not in write
 
     def _create(self) -> None:
         while self._file is None:
@@ -135,14 +139,17 @@ class VideoSink:
             except FileExistsError:  # another run took the number meanwhile
                 self._counter += 1
 
-    def _cut_back(self) -> None:
-        """After a failed write: remove the torn fragment, so that the file ends behind its last complete one."""
+    def _shut(self, cut: bool) -> None:
+        """Close the file; `cut` removes what a failed write left behind the last complete fragment."""
+        self._closed = True
+        self._encoder.release()
         if self._file is None:
             return
         try:
-            self._file.truncate(self._end)
-        except OSError:  # players skip a torn last fragment, so the frames before it stay safe
-            logger.warning("FAST-AR: the incomplete last fragment of %s could not be cut off", self.path)
+            if cut:
+                self._file.truncate(self._end)
+        except OSError:  # players skip a torn end, so the frames before it stay safe
+            logger.warning("FAST-AR: the incomplete end of %s could not be cut off", self.path)
         finally:
             self._file.close()
 
@@ -153,15 +160,33 @@ class VideoSink:
         return FastARError(f"writing the video {path} failed: {reason.strerror or reason}; {safe}. To go on, {advice}")
 
     def close(self) -> Path | None:
-        """Finish the file; return its path, or None when no frame was ever written. Safe to call twice."""
+        """Finish the file; return its path, or None when no frame was ever written. Safe to call twice.
+
+        Raises FastARError only when frames are lost; without room for the frame table the file stays fragmented.
+        """
         if not self._closed:
             rest = self._encoder.finish()
             if rest:
                 self._append(rest)
-            self._closed = True
-            if self._file is not None:
-                self._file.close()
+            self._shut(cut=self._file is not None and not self._complete())
         return self.path if self.frames_written else None
+
+    def _complete(self) -> bool:
+        """Add the frame table; False when the disk has no room for it."""
+        header = self._encoder.header
+        place, cover = data_cover(header, self._end)
+        try:
+            self._put(complete_header(header, self._encoder.table))
+        except OSError as reason:
+            logger.warning("FAST-AR: there is no room for the frame table of %s (%s); all frames are in it and play, but some "
+                           "editors cannot open such a file", self.path, reason.strerror)
+            return False
+        try:
+            self._file.seek(place)
+            self._put(cover)
+        except OSError as reason:  # never cut now: the old header may be gone, and with both the file plays as well
+            logger.warning("FAST-AR: %s could not be finished: %s", self.path, reason.strerror)
+        return True
 
     def as_video(self) -> VideoFromFile:
         """The host's VIDEO object for the file. Raises FastARError while the file is open or empty."""

@@ -108,5 +108,5 @@ def draw_batch(bank: Bank, recipe: Recipe, seed: int) -> Batch:
     kind = torch.tensor(kinds)
     odds = torch.tensor(SIGMA_ODDS)
     sigma = torch.tensor(SIGMAS)[torch.multinomial(odds, kind.numel(), True, generator=g)].reshape(kind.shape)
-    return Batch(Layout(0, starts, recipe.learn), history, torch.stack(target), sigma,
+    return Batch(Layout(starts, recipe.learn), history, torch.stack(target), sigma,
                  text.batch_ids(prompts, bank.words), torch.ones(kind.shape), kind)

@@ -15,6 +15,7 @@ from tiny import wan_plain
 DIM, HEADS, LAYERS, FFN, CHANNELS, GRID = 256, 2, 5, 512, 16, 8
 FRAME = GRID * GRID
 TEXT_DIM = 4096
+Pair = tuple[Tensor, Tensor]
 SIGMAS = (1.0, 0.9375, 5 / 6, 0.625)
 
 
@@ -62,88 +63,123 @@ def init_model(seed: int) -> dict[str, Tensor]:
     return w
 
 
+def half_split(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same model with each head's q and k channels ordered (even, odd): rotation then works on whole halves."""
+    order = torch.arange(DIM).reshape(HEADS, -1, 2).transpose(1, 2).flatten()
+    ends = tuple(f"self_attn.{n}" for n in ("q.weight", "q.bias", "k.weight", "k.bias", "norm_q.weight", "norm_k.weight"))
+    return {name: value[order] if name.endswith(ends) else value for name, value in weights.items()}
+
+
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """q [B, N, H, d], k and v [B, M, H, d], bias [B, M] -> [B, N, H, d]; plain products are fastest in bf16 on CPUs."""
-    b, n, h, d = q.shape
-    q, k, v = (x.transpose(1, 2).reshape(b * h, -1, d) for x in (q * d**-0.5, k, v))
+    """q [N, n, d] (scaled already), k and v [N, m, d], bias [N, 1, m]; plain products are fastest in bf16 on CPUs."""
     score = torch.bmm(q, k.transpose(1, 2))
-    if bias is not None:
-        score = score + bias.to(score.dtype).repeat_interleave(h, 0)[:, None]
-    return torch.bmm(score.softmax(-1), v).unflatten(0, (b, h)).transpose(1, 2)
+    return torch.bmm((score if bias is None else score + bias).softmax(-1), v)
 
 
 @dataclass
 class Layout:
-    """Where the tokens of one teacher-forced batch stand.
+    """Where the tokens of one teacher-forced pass stand.
 
-    starts: first latent frame of each block; the start latent stands at `origin`. learn: number of the first block
-    that is denoised; the blocks before it are history only. All blocks but the last have a clean copy.
+    starts: first latent frame of each block; lead: the start latent stands in front, at frame `origin`; learn: number
+    of the first block that is denoised, those before are history; history: a pass of clean blocks alone.
     """
 
-    origin: int
     starts: Sequence[int]
-    learn: int
+    learn: int = 0
+    origin: int = 0
+    lead: bool = True
+    history: bool = False
 
-    @property
+    def clean(self) -> int:
+        """Number of blocks with a clean copy: all, but for the last block of a pass that denoises."""
+        return len(self.starts) - (not self.history)
+
     def clean_frames(self) -> int:
-        return 1 + BLOCK * (len(self.starts) - 1)
+        return BLOCK * self.clean() + self.lead
+
+    def owners(self) -> list[int]:
+        """Block number of every chunk of tokens: start latent (0), clean blocks, noisy blocks."""
+        noisy = [] if self.history else list(range(self.learn, len(self.starts)))
+        return [0] * self.lead + list(range(self.clean())) + noisy
+
+    def sizes(self) -> list[int]:
+        """Tokens of every chunk."""
+        return [FRAME] * self.lead + [BLOCK * FRAME] * (len(self.owners()) - self.lead)
 
     def positions(self) -> Tensor:
-        """[tokens, 3]: start latent, clean blocks, noisy blocks."""
-        parts = [wan_plain.grid_positions(1, GRID, GRID, self.origin)]
-        for start in (*self.starts[:-1], *self.starts[self.learn:]):
-            parts.append(wan_plain.grid_positions(BLOCK, GRID, GRID, start))
-        return torch.cat(parts)
+        """[tokens, 3]."""
+        lead = [wan_plain.grid_positions(1, GRID, GRID, self.origin)] if self.lead else []
+        rest = self.owners()[self.lead:]
+        return torch.cat(lead + [wan_plain.grid_positions(BLOCK, GRID, GRID, self.starts[n]) for n in rest])
 
 
 class TeacherForced:
-    """Attention of one batch: clean blocks see earlier clean blocks and themselves, noisy blocks earlier clean ones."""
+    """Attention of one pass: clean blocks see earlier clean blocks and themselves, noisy blocks earlier clean ones."""
 
-    def __init__(self, layout: Layout, text_bias: Tensor, dtype: torch.dtype) -> None:
-        """text_bias [B, blocks, L] for the prompts of all blocks."""
+    def __init__(self, layout: Layout, text_bias: Tensor, dtype: torch.dtype, past: Sequence[Pair] | None = None) -> None:
+        """text_bias [B, blocks, L] for the prompts of all blocks; past: (k, v) of every layer, seen by all."""
         cos, sin = wan_plain.rope_table(layout.positions(), DIM // HEADS)
         self.cos, self.sin = cos.to(dtype), sin.to(dtype)
-        self.layout, self.text_bias = layout, text_bias
-        self.span = BLOCK * FRAME
-        self.clean = layout.clean_frames * FRAME
+        self.layout, self.past = layout, past
+        self.bias = text_bias.to(dtype).repeat_interleave(HEADS, 0).unsqueeze(2)
+        self.kept: list[Pair] = []
+
+    def _rotate(self, x: Tensor) -> Tensor:
+        even, odd = x.chunk(2, -1)
+        return torch.cat((even * self.cos - odd * self.sin, even * self.sin + odd * self.cos), -1)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k = (wan_plain.rope_apply(x, self.cos, self.sin) for x in (q, k))
-        out, begin = [softmax_attention(q[:, :FRAME], k[:, :FRAME], v[:, :FRAME])], FRAME
-        for _ in self.layout.starts[:-1]:
-            end = begin + self.span
-            out.append(softmax_attention(q[:, begin:end], k[:, :end], v[:, :end]))
-            begin = end
-        for number in range(self.layout.learn, len(self.layout.starts)):
-            end, seen = begin + self.span, FRAME + number * self.span
-            own_k = torch.cat((k[:, :seen], k[:, begin:end]), 1)
-            own_v = torch.cat((v[:, :seen], v[:, begin:end]), 1)
-            out.append(softmax_attention(q[:, begin:end], own_k, own_v))
-            begin = end
-        return torch.cat(out, 1)
+        batch = len(q)
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q * q.shape[-1]**-0.5, k, v))
+        k = self._rotate(k)
+        qs, ks, vs = (list(x.split(self.layout.sizes(), 1)) for x in (self._rotate(q), k, v))
+        clean = self.layout.clean() + self.layout.lead
+        self.kept.append((k, v))
+        front = [self.past[layer]] if self.past else []
+        seen_k, seen_v = [pair[0] for pair in front], [pair[1] for pair in front]
+        base = len(seen_k)
+        seen_k, seen_v = seen_k + ks[:clean], seen_v + vs[:clean]
+        out = []
+        for number, owner in enumerate(self.layout.owners()):
+            end = base + self.layout.lead + owner
+            if number < clean:
+                end = base + number
+            own_k, own_v = (torch.cat((*seen[:end], own[number]), 1) for seen, own in ((seen_k, ks), (seen_v, vs)))
+            out.append(softmax_attention(qs[number], own_k, own_v))
+        return torch.cat(out, 1).unflatten(0, (batch, -1)).transpose(1, 2)
 
     def cross(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        blocks = len(self.layout.starts)
-        k, v = (x.unflatten(1, (blocks, -1)) for x in (k, v))
-        bounds = [(0, FRAME, 0)]
-        for number in (*range(blocks - 1), *range(self.layout.learn, blocks)):
-            bounds.append((bounds[-1][1], bounds[-1][1] + self.span, number))
-        out = [softmax_attention(q[:, a:b], k[:, n], v[:, n], self.text_bias[:, n]) for a, b, n in bounds]
-        return torch.cat(out, 1)
+        batch = len(q)
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q * q.shape[-1]**-0.5, k, v))
+        ks, vs = (x.chunk(len(self.layout.starts), 1) for x in (k, v))
+        out = [softmax_attention(part, ks[n], vs[n], self.bias[:, n])
+               for n, part in zip(self.layout.owners(), q.split(self.layout.sizes(), 1), strict=True)]
+        return torch.cat(out, 1).unflatten(0, (batch, -1)).transpose(1, 2)
 
 
 def teacher_forced(weights: Mapping[str, Tensor], layout: Layout, clean: Tensor, noisy: Tensor, sigma: Tensor,
-                   text: Tensor, text_bias: Tensor) -> Tensor:
+                   text: Tensor, text_bias: Tensor, past: Sequence[Pair] | None = None) -> Tensor:
     """Velocity of the noisy blocks [B, C, 3*n, 16, 16].
 
-    clean [B, C, 1+3*(blocks-1), 16, 16], noisy [B, C, 3*n, 16, 16] for the n denoised blocks, sigma [B, n],
-    text [B, blocks, L, 4096] with bias [B, blocks, L].
+    clean [B, C, clean frames, 16, 16], noisy [B, C, 3*n, 16, 16] for the n denoised blocks, sigma [B, n],
+    text [B, blocks, L, 4096] with bias [B, blocks, L], past as `history_keys` returns it.
     """
-    plan = TeacherForced(layout, text_bias, noisy.dtype)
-    t = torch.cat((sigma.new_zeros(len(sigma), layout.clean_frames), sigma.repeat_interleave(BLOCK, 1) * 1000), 1)
-    v = wan_plain.wan_forward(weights, torch.cat((clean, noisy), 2), t, text.flatten(1, 2), num_heads=HEADS,
-                              attend=plan.attend, cross=plan.cross)
-    return v[:, :, layout.clean_frames:]
+    plan = TeacherForced(layout, text_bias, noisy.dtype, past)
+    frames = layout.clean_frames()
+    t = torch.cat((sigma.new_zeros(len(sigma), frames), sigma.repeat_interleave(BLOCK, 1) * 1000), 1)
+    v = wan_plain.wan_forward(half_split(weights), torch.cat((clean, noisy), 2), t, text.flatten(1, 2),
+                              num_heads=HEADS, attend=plan.attend, cross=plan.cross)
+    return v[:, :, frames:]
+
+
+@torch.no_grad()
+def history_keys(weights: Mapping[str, Tensor], layout: Layout, clean: Tensor, text: Tensor,
+                 text_bias: Tensor) -> list[Pair]:
+    """(k, v) of every layer, rotated, after a pass over clean blocks alone; arguments as in `teacher_forced`."""
+    plan = TeacherForced(layout, text_bias, clean.dtype)
+    wan_plain.wan_forward(half_split(weights), clean, torch.zeros(clean.shape[0], clean.shape[2]), text.flatten(1, 2),
+                          num_heads=HEADS, attend=plan.attend, cross=plan.cross)
+    return plan.kept
 
 
 def velocity_loss(v: Tensor, noise: Tensor, target: Tensor, weight: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import argparse
 import os
 import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,20 +19,23 @@ from torch import Tensor
 
 from demo import text
 from demo.data import KINDS, Bank, Batch, Recipe, draw_batch
-from demo.model import init_model, teacher_forced, velocity_loss
+from demo.model import Layout, history_keys, init_model, teacher_forced, velocity_loss
 from demo.optim import Optimizer
 from demo.world import BLOCK
 
-SHORT = Recipe(clips=24, blocks=2, fillers=(0, 0, 0, 1))
-MIDDLE = Recipe(clips=10, blocks=5, gap=0.5, fillers=(0, 0, 0, 1, 2, 3), back=0.75)
-MIX = Recipe(clips=10, blocks=5, gap=0.6, fillers=(0, 0, 1, 2, 3, 8), back=0.75)
+SHORT = Recipe(clips=12, blocks=2, fillers=(0, 0, 0, 1))
+MIDDLE = Recipe(clips=6, blocks=5, gap=0.5, fillers=(0, 0, 0, 1, 2, 3), back=0.75)
+LONG = Recipe(clips=4, blocks=0, gap=0.7, fillers=(0, 0, 1, 2, 3, 8), move=0.8, back=0.8)
 
 
 def recipe_at(minutes: float, step: int) -> Recipe:
-    """The stage plan."""
-    if minutes < 15:
+    """The stage plan: two blocks; then also five; then also three blocks after a history of 5 to 16 blocks."""
+    if minutes < 6:
         return SHORT
-    return MIDDLE if step % 3 else SHORT
+    if minutes < 20:
+        return MIDDLE if step % 3 else SHORT
+    history = 5 + step * 7 % 12
+    return (SHORT, MIDDLE, MIDDLE, replace(LONG, blocks=history + 3, learn=history))[step % 4]
 
 
 def rates_at(step: int, done: float) -> tuple[float, float]:
@@ -90,8 +94,13 @@ class Run:
         noisy = ((1 - level) * batch.target + level * noise).bfloat16()
         shape = (len(batch.target), len(batch.layout.starts))
         rows = text.encode(part(low, "text."), batch.ids).unflatten(0, shape)
-        v = teacher_forced(part(low, "dit."), batch.layout, batch.clean.bfloat16(), noisy, batch.sigma, rows,
-                           text.pad_bias(batch.ids).unflatten(0, shape))
+        bias, clean = text.pad_bias(batch.ids).unflatten(0, shape), batch.clean.bfloat16()
+        dit, layout, past, cut = part(low, "dit."), batch.layout, None, batch.layout.learn
+        if cut:
+            before, frames = Layout(layout.starts[:cut], history=True), 1 + BLOCK * cut
+            past = history_keys(dit, before, clean[:, :, :frames], rows[:, :cut].detach(), bias[:, :cut])
+            layout, clean = Layout(layout.starts[cut:], lead=False), clean[:, :, frames:]
+        v = teacher_forced(dit, layout, clean, noisy, batch.sigma, rows[:, cut:], bias[:, cut:], past)
         error = (v.detach().float() - (noise - batch.target)).square().unflatten(2, (-1, BLOCK)).mean((1, 3, 4, 5))
         return velocity_loss(v, noise, batch.target, batch.weight), error * batch.sigma**2
 

@@ -19,6 +19,7 @@ ALLOWED_HOSTS = {
     "docs.comfy.org",
     "download.pytorch.org",
     "files.pythonhosted.org",
+    "git-lfs",  # the beginning of a pointer file
     "github.com",
     "huggingface.co",
     "json-schema.org",

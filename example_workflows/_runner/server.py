@@ -1,0 +1,146 @@
+"""Starts a ComfyUI server on a free port of this machine and always stops it again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from .api import Api
+from .errors import Exit, RunnerError
+from .guard import GRACE_S
+from .paths import Cache
+from .provision import Prepared
+from .talk import Talk, clock
+from .venv import clean_environment
+
+START_TIMEOUT_S = 300.0
+_ATTEMPTS = 3
+_KEPT_LOGS = 10
+_LISTEN = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind((_LISTEN, 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """A server of our own; use as a context manager. Its log and the folder for what it writes lie in the cache."""
+
+    def __init__(self, prepared: Prepared, cache: Cache, talk: Talk, environ: dict[str, str] | None = None) -> None:
+        self.prepared = prepared
+        self.api = Api(f"http://{_LISTEN}:1")
+        self._environ = environ or {}
+        self._talk = talk
+        self._child: subprocess.Popen[bytes] | None = None
+        self._folder = Path(tempfile.mkdtemp(prefix="run-", dir=cache.made("runs")))
+        self.log = cache.made("logs") / f"server-{self._folder.name}.log"
+        _forget_old(cache.logs)
+
+    def __enter__(self) -> Server:
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def alive(self) -> bool:
+        return self._child is not None and self._child.poll() is None
+
+    def stop(self) -> None:
+        """End the server, at the latest after twice its grace time, and remove its folder."""
+        child, self._child = self._child, None
+        if child is not None:
+            if child.stdin:
+                with contextlib.suppress(OSError):
+                    child.stdin.close()
+            try:
+                child.wait(2 * GRACE_S)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def last_words(self, lines: int = 12) -> str:
+        """The end of the server's log."""
+        try:
+            text = self.log.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        return "\n".join("  " + line for line in text.splitlines()[-lines:])
+
+    def _start(self) -> None:
+        begin = time.monotonic()
+        for attempt in range(_ATTEMPTS):
+            port = free_port()
+            self._launch(port)
+            self.api = Api(f"http://{_LISTEN}:{port}")
+            if self._wait(begin):
+                self._talk.clear()
+                return
+            words = self.last_words()
+            in_use = "address already in use" in words.lower() or "10048" in words
+            if in_use and attempt + 1 < _ATTEMPTS:
+                continue
+            raise RunnerError(
+                Exit.SERVER, f"ComfyUI in {self.prepared.path} ended while starting:\n{words}\nAll of it: {self.log}"
+            )
+
+    def _launch(self, port: int) -> None:
+        for name in ("temp", "user"):
+            (self._folder / name).mkdir(exist_ok=True)
+        database = (self._folder / "user" / "comfyui.db").as_posix()
+        command = [str(self.prepared.python.path), "-u", "main.py", "--listen", _LISTEN, "--port", str(port)]
+        command += ["--disable-auto-launch", "--user-directory", str(self._folder / "user")]
+        command += ["--temp-directory", str(self._folder), "--database-url", f"sqlite:///{database}"]
+        command += self.prepared.arguments
+        environ = {**clean_environment(), "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", **self._environ}
+        if not self.prepared.own:
+            environ["PYTHONDONTWRITEBYTECODE"] = "1"  # nothing is written into a user's installation
+        guard = Path(__file__).with_name("guard.py")
+        # A group of its own: Ctrl-C in the terminal reaches us alone, and we stop the server in order.
+        apart = (
+            {"creationflags": 0x00000200} if sys.platform == "win32" else {"start_new_session": True}
+        )  # CREATE_NEW_PROCESS_GROUP
+        with self.log.open("ab") as log:
+            self._child = subprocess.Popen(
+                [sys.executable, str(guard), *command], cwd=self.prepared.path, env=environ, stdin=subprocess.PIPE,
+                stdout=log, stderr=subprocess.STDOUT, **apart,
+            )  # type: ignore[call-overload]  # fmt: skip
+
+    def _wait(self, begin: float) -> bool:
+        """True when the server answers, False when it ended."""
+        while self.alive:
+            if self.api.answers():
+                return True
+            waited = time.monotonic() - begin
+            if waited > START_TIMEOUT_S:
+                raise RunnerError(
+                    Exit.SERVER,
+                    f"ComfyUI in {self.prepared.path} gave no answer within {clock(START_TIMEOUT_S)}:\n"
+                    f"{self.last_words()}\nAll of it: {self.log}",
+                )
+            self._talk.bar(f"starting ComfyUI {self.prepared.version}: {clock(waited)}")
+            time.sleep(0.2)
+        return False
+
+
+def _forget_old(logs: Path) -> None:
+    old = sorted(logs.glob("server-*.log"), key=os.path.getmtime)
+    for path in old[:-_KEPT_LOGS]:
+        with contextlib.suppress(OSError):
+            path.unlink()

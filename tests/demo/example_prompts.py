@@ -1,0 +1,52 @@
+"""Prompt lists for the demo workflows: lines `latent_frame: text` for the "FAST-AR Prompts" node.
+
+Text-to-video starts with the slate latent (one latent frame), image-to-video with the picture, so block borders are
+1 + 3k. A line holds until the next one. A place's looks are named once; coming back, its name alone must do.
+"""
+
+from __future__ import annotations
+
+EXAMPLE_PROMPTS: dict[str, tuple[tuple[int, str], ...]] = {
+    "there_and_back": (
+        (0, "at oslo with sand lined ground and a red disc"),
+        (4, "at oslo"),
+        (10, "from oslo to mira with teal plain ground and a yellow triangle"),
+        (13, "at mira"),
+        (19, "from mira to lund with rose checked ground and a blue cross"),
+        (22, "at lund"),
+        (28, "from lund to visby with dusk barred ground and a white ring"),
+        (31, "at visby"),
+        (40, "from visby to oslo"),
+        (43, "at oslo"),
+        (49, "from oslo to mira"),
+        (52, "at mira"),
+    ),
+    "hard_cuts": (
+        (0, "at quito with moss plain ground and a white diamond"),
+        (4, "at quito"),
+        (7, "at petra with clay lined ground and a green square"),
+        (10, "at petra"),
+        (16, "at nara with sky checked ground and a black triangle"),
+        (19, "at nara"),
+        (31, "at quito"),
+        (40, "at petra"),
+        (49, "at nara"),
+    ),
+    "long_prompts": (
+        (0, "past wells at elmet with fog barred ground and a green ring long after tarfa"),
+        (4, "not near sines at elmet without seeing ravna"),
+        (10, "beyond hova from elmet to kolar with rose plain ground and a black square"),
+        (13, "at kolar past corvo beyond delph long after galle not near arden without seeing birka past ulm"),
+        (22, "from kolar to zadar with moss lined ground and a red cross not near farne"),
+        (25, "long after istra at zadar"),
+        (40, "past jarrow from zadar to elmet beyond nara"),
+        (43, "at elmet not near quito"),
+    ),
+    "from_a_picture": (
+        (0, "at oslo"),
+        (7, "from oslo to lund with clay checked ground and a yellow diamond"),
+        (10, "at lund"),
+        (16, "from lund to oslo"),
+        (19, "at oslo"),
+    ),
+}
