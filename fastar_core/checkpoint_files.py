@@ -30,6 +30,8 @@ def read_weight_file(path: str | Path) -> tuple[Mapping[str, Any], dict[str, str
     """
     path = Path(path)
     start, size = _first_bytes(path)
+    if start[6:9] == b"\0\0{":  # a length in 8 bytes, then JSON; its low bytes can look like any other kind
+        return _read_safetensors(path, size)
     for magic, what in _FOREIGN_STARTS:
         if start.startswith(magic):
             raise CheckpointError(f"{path.name} is {what}")
@@ -75,8 +77,10 @@ def _read_safetensors(path: Path, size: int) -> tuple[dict[str, torch.Tensor], d
 
 
 def _read_pickled(path: Path, zipped: bool) -> Mapping[str, Any]:
+    mapped = zipped and path.suffix != ".safetensors"  # newer torch goes by that ending, whatever is inside
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
+        with path.open("rb") as file:
+            content = torch.load(path if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as reason:
         if "pickle data was truncated" in str(reason):
             raise CheckpointError(f"{path.name} is cut short; {_DAMAGED}") from reason

@@ -66,6 +66,8 @@ class RunGeometry:
     rows: int
     cols: int
     num_layers: int
+    call_frames: int = 0
+    """Latent frames of the longest call (a rolling window, a recache), where that is more than a block."""
 
     @property
     def tokens_per_frame(self) -> int:

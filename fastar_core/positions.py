@@ -14,6 +14,7 @@ import torch
 from .errors import GeometryError
 
 THETA = 10000.0
+KEPT_TABLES = 2
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class RopeSpec:
         temporal = self.head_dim - 2 * spatial
         if self.head_dim % 2 or spatial < 2 or temporal < 2:
             raise GeometryError(f"head dim {self.head_dim} cannot be split over time, rows and columns; "
-                                "it must be even and at least 12")
+                                "it must be even and at least 6")
         return temporal, spatial, spatial
 
 
@@ -46,8 +47,7 @@ class Rotary:
         self.rows = rows
         self.cols = cols
         self._spatial = self._spatial_angles()
-        self._cached_key: tuple[object, ...] | None = None
-        self._cached: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._tables: dict[tuple[object, ...], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def _axis_angles(self, positions: torch.Tensor, axis: int) -> torch.Tensor:
         channels = self.spec.axes()[axis]
@@ -69,13 +69,20 @@ class Rotary:
         return torch.cat([time, space], dim=-1).reshape(len(time) * tokens, -1)
 
     def table(self, frames: Sequence[float], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Float32 cos and sin [1, tokens, 1, head_dim / 2]; the last request is kept since all layers ask the same."""
+        """Float32 cos and sin [1, tokens, 1, head_dim / 2]; those of queries and of keys are kept: all layers ask the same."""
         key = (tuple(frames), device)
-        if self._cached is None or self._cached_key != key:
+        if key not in self._tables:
+            if len(self._tables) == KEPT_TABLES:
+                del self._tables[next(iter(self._tables))]
             angles = self.angles(frames)
             cos, sin = (f(angles).float()[None, :, None, :].to(device) for f in (torch.cos, torch.sin))
-            self._cached_key, self._cached = key, (cos, sin)
-        return self._cached
+            self._tables[key] = (cos, sin)
+        return self._tables[key]
+
+    def bytes(self) -> int:
+        """Bytes of the tables held."""
+        held = [self._spatial, *(t for pair in self._tables.values() for t in pair)]
+        return sum(t.numel() * t.element_size() for t in held)
 
     def rotate(self, x: torch.Tensor, frames: Sequence[float]) -> torch.Tensor:
         """x [B, len(frames) * S, heads, head_dim] rotated to the given temporal positions; computed in float32."""
@@ -84,3 +91,18 @@ class Rotary:
             raise GeometryError(f"{x.shape[1]} tokens do not match {len(frames)} latent frames of {self.rows} x {self.cols}")
         even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(x.dtype)
+
+    def row_table(self, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Complex-free tables for single rows: float32 [positions, 2, d_t / 2] over time and [S, 2, (d - d_t) / 2] over cells."""
+        time = self._axis_angles(torch.arange(positions), 0)
+        pair = [torch.stack([torch.cos(a), torch.sin(a)], dim=1).float().to(device) for a in (time, self._spatial)]
+        return pair[0], pair[1]
+
+
+def rotate_rows(x: torch.Tensor, position: torch.Tensor, cell: torch.Tensor,
+                tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """Rows x [B, H, N, D] rotated each to its own temporal position and cell, both [B, G, N] with G = 1 or H."""
+    angles = torch.cat([tables[0][position], tables[1][cell]], dim=-1)
+    cos, sin = angles.unbind(-2)
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(x.dtype)

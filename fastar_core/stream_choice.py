@@ -16,6 +16,8 @@ from .settings import FastARSettings
 from .sigmas import SigmaSchedule
 
 CACHE_CHOICES = ("preset", "full", "sink_window")
+FRAMES_CHOICES = ("auto", "memory", "file")
+FILE_ABOVE = 129
 LATENT_CHANNELS = 16
 
 
@@ -59,6 +61,13 @@ def choose_policy(cache: str, window: int, sink: int, preset: Preset, settings: 
         raise ConfigError(f"a window of {window} latent frames cannot hold a sink of {sink} and a block of {preset.block}; raise "
                           f"window to {sink + preset.block} or more, or lower sink")
     return replace(base, kind="sink_window", window_frames=window, sink_frames=sink)
+
+
+def goes_to_file(choice: str, length: int) -> bool:
+    """True when frames go to a file: on request, or with "auto" above FILE_ABOVE pixel frames."""
+    if choice not in FRAMES_CHOICES:
+        raise ConfigError(f"frames_to is '{choice}', expected one of {', '.join(FRAMES_CHOICES)}")
+    return choice == "file" or (choice == "auto" and length > FILE_ABOVE)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .errors import Exit, RunnerError
 TIMEOUT_S = 60.0
 
 
-class HttpStatus(Exception):
+class HttpError(Exception):
     """The server answered with an error status; `body` is its text."""
 
     def __init__(self, status: int, body: str) -> None:
@@ -24,7 +24,7 @@ class HttpStatus(Exception):
 
 
 class Api:
-    """One server. Raises RunnerError(SERVER) when it cannot be reached, HttpStatus when it answers with an error."""
+    """One server. Raises RunnerError(SERVER) when it cannot be reached, HttpError when it answers with an error."""
 
     def __init__(self, address: str) -> None:
         parts = urllib.parse.urlsplit(address if "://" in address else f"http://{address}")
@@ -55,7 +55,7 @@ class Api:
         """True when a ComfyUI answers here."""
         try:
             return "system" in self.get("/system_stats")
-        except (RunnerError, HttpStatus, ValueError, TypeError):
+        except (RunnerError, HttpError, ValueError, TypeError):
             return False
 
     def version(self) -> str:
@@ -69,7 +69,7 @@ class Api:
             connection.request("GET", f"{self.base}/view?{urllib.parse.urlencode(query)}")
             answer = connection.getresponse()
             if answer.status != http.client.OK:
-                raise HttpStatus(answer.status, answer.read().decode("utf-8", "replace"))
+                raise HttpError(answer.status, answer.read().decode("utf-8", "replace"))
             with target.open("wb") as stream:
                 while chunk := answer.read(1 << 20):
                     stream.write(chunk)
@@ -96,7 +96,7 @@ class Api:
         finally:
             connection.close()
         if answer.status >= http.client.BAD_REQUEST:
-            raise HttpStatus(answer.status, data.decode("utf-8", "replace"))
+            raise HttpError(answer.status, data.decode("utf-8", "replace"))
         return answer.status, data
 
     def _lost(self, reason: Exception) -> RunnerError:

@@ -1,4 +1,4 @@
-"""Runs the server as a child and ends it when our stdin closes, so that it never outlives the runner, however that dies.
+"""Runs the server as a child and ends it when our stdin closes: it never outlives the runner, however that dies.
 
 Started by server.py with the server's command line as arguments; needs nothing but the standard library.
 """

@@ -94,9 +94,14 @@ def version_of(folder: Path) -> str:
     return "0.0.0"
 
 
+def version_numbers(version: str) -> tuple[int, ...]:
+    """(0, 3, 75) for '0.3.75'."""
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
 def _installation(folder: Path, why: str, pack: Path) -> Installation:
     version = version_of(folder)
-    if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < OLDEST:
+    if version_numbers(version) < OLDEST:
         raise RunnerError(
             Exit.SETUP,
             f"{folder} ({why}) is ComfyUI {version}, expected {'.'.join(map(str, OLDEST))} or newer. Update it, or set "
@@ -126,12 +131,13 @@ def find_installation(pack: Path, environ: Mapping[str, str] | None = None) -> I
 
 
 @functools.lru_cache(maxsize=16)
-def ask(python: Path) -> Python:
-    """Start `python` and ask what it can import and which GPU it can use (2-5 s)."""
+def ask(python: Path, own: bool = False) -> Python:
+    """Start `python`; ask what it can import and which GPU it can use (2-5 s). `own`: without the user's PYTHONPATH."""
+    environ = clean_environment() if own else None
     command = [str(python), "-c", _PROBE, *NEEDS]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=180, env=clean_environment(), stdin=subprocess.DEVNULL,
+            command, capture_output=True, text=True, timeout=180, env=environ, stdin=subprocess.DEVNULL,
             encoding="utf-8", errors="replace", check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as reason:

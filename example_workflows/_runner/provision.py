@@ -75,7 +75,7 @@ def set_up_own(cache: Cache, wishes: Wishes, talk: Talk, further: Sequence[Layer
         if environment.missing(layers) or not wheel.host_ready(cache.host):
             with _locked(cache, talk):
                 _complete(cache, environment, layers, wishes, talk)
-        found = ask(environment.python)
+        found = ask(environment.python, own=True)
         if not found.missing:
             return found
         if attempt or wishes.offline:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from .api import Api
@@ -24,6 +25,7 @@ START_TIMEOUT_S = 300.0
 _ATTEMPTS = 3
 _KEPT_LOGS = 10
 _LISTEN = "127.0.0.1"
+_NEW_PROCESS_GROUP = 0x00000200  # Windows' CREATE_NEW_PROCESS_GROUP, which other systems' subprocess lacks
 
 
 def free_port() -> int:
@@ -36,7 +38,7 @@ def free_port() -> int:
 class Server:
     """A server of our own; use as a context manager. Its log and the folder for what it writes lie in the cache."""
 
-    def __init__(self, prepared: Prepared, cache: Cache, talk: Talk, environ: dict[str, str] | None = None) -> None:
+    def __init__(self, prepared: Prepared, cache: Cache, talk: Talk, environ: Mapping[str, str] | None = None) -> None:
         self.prepared = prepared
         self.api = Api(f"http://{_LISTEN}:1")
         self._environ = environ or {}
@@ -46,7 +48,7 @@ class Server:
         self.log = cache.made("logs") / f"server-{self._folder.name}.log"
         _forget_old(cache.logs)
 
-    def __enter__(self) -> Server:
+    def __enter__(self) -> Server:  # noqa: PYI034 (Self is not in Python 3.10)
         try:
             self._start()
         except BaseException:
@@ -108,19 +110,24 @@ class Server:
         command += ["--disable-auto-launch", "--user-directory", str(self._folder / "user")]
         command += ["--temp-directory", str(self._folder), "--database-url", f"sqlite:///{database}"]
         command += self.prepared.arguments
-        environ = {**clean_environment(), "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", **self._environ}
+        environ = clean_environment() if self.prepared.own else dict(os.environ)
         if not self.prepared.own:
             environ["PYTHONDONTWRITEBYTECODE"] = "1"  # nothing is written into a user's installation
+        environ |= {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", **self._environ}
         guard = Path(__file__).with_name("guard.py")
         # A group of its own: Ctrl-C in the terminal reaches us alone, and we stop the server in order.
-        apart = (
-            {"creationflags": 0x00000200} if sys.platform == "win32" else {"start_new_session": True}
-        )  # CREATE_NEW_PROCESS_GROUP
+        windows = sys.platform == "win32"
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(
-                [sys.executable, str(guard), *command], cwd=self.prepared.path, env=environ, stdin=subprocess.PIPE,
-                stdout=log, stderr=subprocess.STDOUT, **apart,
-            )  # type: ignore[call-overload]  # fmt: skip
+                [sys.executable, str(guard), *command],
+                cwd=self.prepared.path,
+                env=environ,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=not windows,
+                creationflags=_NEW_PROCESS_GROUP if windows else 0,
+            )
 
     def _wait(self, begin: float) -> bool:
         """True when the server answers, False when it ended."""

@@ -67,7 +67,9 @@ def parse_value(text: str, kind: Any, options: dict[str, Any], where: str) -> An
         raise RunnerError(Exit.USAGE, f"{where} is '{text}': expected true or false")
     if kind in ("STRING", "COMBO"):
         return text
-    raise RunnerError(Exit.USAGE, f"{where} takes a connection of type {kind}, no value; change the workflow file instead")
+    raise RunnerError(
+        Exit.USAGE, f"{where} takes a connection of type {kind}, no value; change the workflow file instead"
+    )
 
 
 def _choice(text: str, listed: list[Any], where: str) -> Any:

@@ -24,7 +24,7 @@ class Talk:
         self._put(text + "\n")
 
     def bar(self, text: str, now: float | None = None, force: bool = False) -> None:
-        """Show the current state: redrawn in place on a terminal, else a line every `quiet_s` seconds or when forced."""
+        """Show the current state: redrawn in place on a terminal, else a line every `quiet_s` s or when forced."""
         now = time.monotonic() if now is None else now
         if not force and now - self._last < (0.1 if self.live else self._quiet_s):
             return

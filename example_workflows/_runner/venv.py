@@ -19,7 +19,15 @@ STAMP = "fastar-stamp.json"
 BUSY = "fastar-busy"
 NEEDED_MB = 1800
 # Settings of the user's shell that would send packages or imports somewhere else.
-_UNWANTED = ("PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_REQUIRE_VIRTUALENV", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+_UNWANTED = (
+    "PIP_USER",
+    "PIP_TARGET",
+    "PIP_PREFIX",
+    "PIP_REQUIRE_VIRTUALENV",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+)
 
 
 def python_of(venv: Path, system: str = sys.platform) -> Path:

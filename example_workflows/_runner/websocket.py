@@ -29,7 +29,7 @@ class Opcode(enum.IntEnum):
     PONG = 10
 
 
-class Closed(Exception):
+class ClosedError(Exception):
     """The connection ended; says how."""
 
 
@@ -104,7 +104,7 @@ class WebSocket:
     def receive(self, timeout_s: float) -> str | bytes | None:
         """The next message (str for text, bytes for binary), None when none is complete within the time.
 
-        Pings are answered. Raises Closed when the connection ended, WebSocketError when the protocol is broken.
+        Pings are answered. Raises ClosedError when the connection ended, WebSocketError when the protocol is broken.
         """
         end = time.monotonic() + timeout_s
         while True:
@@ -120,9 +120,9 @@ class WebSocket:
             except (TimeoutError, ssl.SSLWantReadError):
                 return None
             except OSError as reason:
-                raise Closed(f"the connection broke: {reason}") from reason
+                raise ClosedError(f"the connection broke: {reason}") from reason
             if not data:
-                raise Closed("the server closed the connection without a word")
+                raise ClosedError("the server closed the connection without a word")
             self._buffer += data
 
     def close(self) -> None:
@@ -154,7 +154,8 @@ class WebSocket:
         lines = head.split(b"\r\n")
         if lines[0].split(b" ")[1:2] != [b"101"]:
             raise WebSocketError(f"the server refused the websocket: {lines[0].decode('latin-1')}")
-        fields = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])}
+        pairs = (line.partition(b":") for line in lines[1:])
+        fields = {name.strip().lower(): value.strip() for name, _, value in pairs}
         wanted = base64.b64encode(hashlib.sha1(key + _GUID).digest())
         if fields.get(b"sec-websocket-accept") != wanted:
             raise WebSocketError("the answer to the websocket request does not belong to it")
@@ -170,7 +171,9 @@ class WebSocket:
                 code = struct.unpack("!H", payload[:2])[0] if len(payload) >= 2 else 1005
                 with contextlib.suppress(OSError):
                     self._send(Opcode.CLOSE, payload[:2])
-                raise Closed(f"the server closed the connection (code {code} {payload[2:].decode('utf-8', 'replace')})")
+                raise ClosedError(
+                    f"the server closed the connection (code {code} {payload[2:].decode('utf-8', 'replace')})"
+                )
             elif opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONTINUATION):
                 if message := self._collect(final, opcode, payload):
                     return message[0]

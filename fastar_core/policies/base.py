@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -13,8 +13,9 @@ from ..context import FwdCtx
 from ..errors import ConfigError
 from ..geometry import RunGeometry
 from ..positions import RopeSpec
+from ..tempcache.settings import TempCacheSettings
 
-PolicyKind = Literal["full", "sink_window", "rolling"]
+PolicyKind = Literal["full", "sink_window", "rolling", "tempcache"]
 PositionRule = Literal["absolute", "slot"]
 RecacheMode = Literal["keep", "drop"]
 
@@ -26,6 +27,7 @@ class PolicySettings:
     ``window_frames`` counts all visible latent frames, sink and own block (``rolling``: own window) included; ``sink_window``
     needs it, for ``rolling`` None means the extended history, ``full`` ignores it and ``sink_frames``.
     ``positions``: "absolute" = the latent frame number; "slot" = rank among the visible frames (``rolling`` has its own rule).
+    ``tempcache`` holds the settings of that policy, which reads ``sink_frames`` beside them.
     ``recache``: what a prompt switch does to the pinned sink ("keep" or "drop").
     """
 
@@ -34,6 +36,7 @@ class PolicySettings:
     sink_frames: int = 0
     positions: PositionRule = "absolute"
     recache: RecacheMode = "keep"
+    tempcache: TempCacheSettings | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> "PolicySettings":
         return self
@@ -78,15 +81,23 @@ class CachePolicy(ABC):
 def make_policy(settings: PolicySettings, geometry: RunGeometry, rope: RopeSpec, attention: Attention) -> CachePolicy:
     """Builds the policy named by the settings. Raises ConfigError for sizes that cannot work."""
     from .frame_cache import FrameCache
+    from ..tempcache.policy import TempCache
     from .rolling import RollingCache
 
     total, window, sink = geometry.total_frames, settings.window_frames, settings.sink_frames
+    for name, value, known in (("positions", settings.positions, PositionRule), ("recache", settings.recache, RecacheMode)):
+        if value not in get_args(known):
+            raise ConfigError(f"{name} {value!r} is unknown; choose {' or '.join(get_args(known))}")
+    if settings.kind == "tempcache":
+        return TempCache(settings, geometry, rope, attention)
     if settings.kind == "full":
         return FrameCache(total, 0, settings, geometry, rope, attention)
     if settings.kind not in ("sink_window", "rolling"):
-        raise ConfigError(f"cache policy {settings.kind!r} is unknown; choose full, sink_window or rolling")
+        raise ConfigError(f"cache policy {settings.kind!r} is unknown; choose full, sink_window, rolling or tempcache")
     if window is None and settings.kind == "sink_window":
         raise ConfigError("policy sink_window needs window_frames (it counts sink and own block); got none")
+    if sink < 0:
+        raise ConfigError(f"sink_frames is {sink}; choose 0 (no sink) or more latent frames")
     if window is not None and window < sink + geometry.block:
         raise ConfigError(f"a window of {window} latent frames cannot hold a sink of {sink} and a block of "
                           f"{geometry.block}; raise window_frames to {sink + geometry.block} or lower sink_frames")

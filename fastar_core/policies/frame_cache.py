@@ -2,7 +2,8 @@
 
 Softmax does not care about the order of keys, so a new block simply takes the slots of the frames it evicts: nothing moves, and
 the visible keys are always one contiguous range. Invariants: slots < sink frames are never evicted; the visible set equals
-visible_frames(); until the next block begins, rollback can restore what the last block overwrote.
+visible_frames(); until the next block begins, rollback can restore what the last block overwrote. A call that is abandoned for one
+of another length is rolled back first, so nothing of it stays visible.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class FrameCache(CachePolicy):
 
     def reset(self) -> None:
         self.frames: list[int | None] = [None] * self.capacity
+        self.first = 0
         self.end = 0
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
@@ -65,14 +67,15 @@ class FrameCache(CachePolicy):
         held = [*self._keys.values(), *self._values.values()]
         if self._undo is not None:
             held += [t for pair in self._undo.rows.values() for t in pair]
-        return sum(t.numel() * t.element_size() for t in held)
+        return sum(t.numel() * t.element_size() for t in held) + self.rotary.bytes()
 
     def visible_frames(self, start: int, num_frames: int) -> tuple[int, ...]:
         room = self.capacity - num_frames
-        if start <= room:
-            return tuple(range(start + num_frames))
-        recent = range(max(self.sink, start - (room - self.sink)), start)
-        return (*range(min(self.sink, start)), *recent, *range(start, start + num_frames))
+        if start - self.first <= room:
+            return tuple(range(self.first, start + num_frames))
+        sink_end = self.first + self.sink
+        recent = range(max(sink_end, start - (room - self.sink)), start)
+        return (*range(self.first, min(sink_end, start)), *recent, *range(start, start + num_frames))
 
     def committed_frames(self) -> tuple[int, ...]:
         """Latent frames whose clean keys and values are stored, ascending."""
@@ -81,13 +84,13 @@ class FrameCache(CachePolicy):
     def _restart(self) -> None:
         """A prefill of frame 0 begins a new timeline in the same memory."""
         self.frames = [None] * self.capacity
+        self.first = 0
         self.end = 0
         self._undo = None
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
     def begin(self, ctx: FwdCtx) -> None:
-        wanted = range(ctx.start, ctx.end)
         if ctx.phase == "recache":
             slots = self._recache_slots(ctx)
         else:
@@ -96,7 +99,11 @@ class FrameCache(CachePolicy):
             if ctx.start != self.end:
                 raise GeometryError(f"a {ctx.phase} call starts at latent frame {ctx.start}, but {self.end} frames are "
                                     "committed; blocks must follow each other and be committed by a clean pass")
-            if not all(f in self.frames for f in wanted):
+            wanted = list(range(ctx.start, ctx.end))
+            pending = sorted(f for f in self.frames if f is not None and f >= self.end)
+            if pending != wanted:
+                if pending:
+                    self.rollback(self.end)
                 self._make_room(ctx)
             slots = [self.frames.index(f) for f in wanted]
         self._call = self._plan(ctx, slots)
@@ -115,22 +122,20 @@ class FrameCache(CachePolicy):
         self._undo = None
         if ctx.end != self.end:
             raise GeometryError(f"a recache must end at the last committed latent frame {self.end}, not {ctx.end}")
-        if self.settings.recache == "drop" and ctx.start > 0:
-            self.frames = [None] * self.capacity
-        places: list[int | None] = []
-        for frame in range(ctx.start, ctx.end):
-            if self.settings.recache == "drop" and frame not in self.frames and None in self.frames:
-                self.frames[self.frames.index(None)] = frame
-            places.append(self.frames.index(frame) if frame in self.frames else None)
-        return places
+        recached = range(ctx.start, ctx.end)
+        if self.settings.recache == "drop":
+            if len(recached) > self.capacity:
+                raise GeometryError(f"a recache of {len(recached)} latent frames does not fit in a window of {self.capacity}; "
+                                    "recache fewer frames or raise window_frames")
+            self.first = ctx.start
+            self.frames = [*recached, *[None] * (self.capacity - len(recached))]
+        return [self.frames.index(f) if f in self.frames else None for f in recached]
 
     def _make_room(self, ctx: FwdCtx) -> None:
         """Gives the frames of a new block their slots: free ones first, then those of the oldest frames after the sink."""
         if ctx.num_frames > self.capacity - self.sink and ctx.start >= self.sink:
             raise GeometryError(f"a call of {ctx.num_frames} latent frames does not fit beside a sink of {self.sink} in a "
                                 f"window of {self.capacity}; raise window_frames or lower the block size")
-        for frame in [f for f in self.frames if f is not None and f >= self.end]:
-            self.frames[self.frames.index(frame)] = None
         free = [s for s, f in enumerate(self.frames) if f is None]
         evictable = sorted((f, s) for s, f in enumerate(self.frames) if f is not None and s >= self.sink)
         slots = (free + [s for _, s in evictable])[: ctx.num_frames]

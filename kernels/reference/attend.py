@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import torch
 
+from ..constraints import Limits
+from .softmax import softmax_out
 
-def why_not(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> str | None:
-    if q.device.type == "mps":
-        return "float64 does not exist on mps"
-    return None
+LIMITS = Limits("attend", not_devices=("mps",))
+why_not = LIMITS.why_not
 
 
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d) + bias) v for [B, N, H, D] tensors; bias broadcasts to [B, H, keys]."""
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    lengths: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     scores = torch.einsum("bqhd,bkhd->bhqk", q.double(), k.double()) / q.shape[-1] ** 0.5
     if bias is not None:
         scores = scores + bias.double()[:, :, None, :]
-    return torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.double()).to(q.dtype)
+    if lengths is not None:
+        gone = torch.arange(k.shape[1], device=k.device) >= lengths[:, :, None]
+        scores = scores.masked_fill(gone[:, :, None, :], -torch.inf)
+    out, lse = softmax_out(scores, v.double().transpose(1, 2))
+    out = out.transpose(1, 2).to(q.dtype)
+    return (out, lse.float()) if return_lse else out

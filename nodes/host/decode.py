@@ -1,10 +1,11 @@
 """Decodes latents block by block to exactly the frames that decoding all of them at once gives.
 
 Three kinds of VAE:
-  wan     the host's Wan 2.1 VAE. Each causal convolution needs the last two frames it saw; one list of such states per batch
-          row is kept here, never in the user's VAE. The first call takes one latent (it becomes one frame, later ones four).
-          Later calls take at least two where the host's class keeps only what the last call brought (0.27), any number
-          where it completes the state itself (0.3.75); a shorter rest waits for the next block.
+  wan     the host's Wan 2.1 VAE. Each causal convolution needs the last two frames it saw; one list of such states
+  per batch
+          row is kept here, never in the user's VAE. The first call takes one latent (it becomes one frame, later ones
+          four). Later calls take at least two where the host's class keeps only what the last call brought (0.27),
+          any number where it completes the state itself (0.3.75); a shorter rest waits for the next block.
   frames  a VAE whose latent frames do not depend on each other (first stage marked `frames_independent`).
   whole   anything else: latents are collected and decoded by the stock decode at the end.
 """
@@ -49,11 +50,13 @@ def check_vae(vae: Any, channels: int = LATENT_CHANNELS) -> None:
     Raises UnsupportedError.
     """
     if vae is None or vae.first_stage_model is None:
-        raise UnsupportedError("the VAE input holds no VAE (the checkpoint has none); connect Load VAE with the Wan 2.1 VAE")
+        raise UnsupportedError("the VAE input holds no VAE (the checkpoint has none); connect Load VAE with the Wan "
+                               "2.1 VAE")
     kind = {1: "audio or 1-D", 2: "image", 3: "video"}.get(vae.latent_dim, f"{vae.latent_dim}-D")
     if vae.latent_dim != 3 or vae.latent_channels != channels:
-        raise UnsupportedError(f"this VAE decodes {vae.latent_channels}-channel {kind} latents, the model makes {channels}-channel "
-                               "video latents; connect the VAE that belongs to the model (Wan 2.1 VAE)")
+        raise UnsupportedError(f"this VAE decodes {vae.latent_channels}-channel {kind} latents, the model makes "
+                               f"{channels}-channel video latents; connect the VAE that belongs to the model (Wan "
+                               "2.1 VAE)")
 
 
 class _Decoder(Protocol):
@@ -117,7 +120,9 @@ class _WanStream:
         return None if self.waiting is None else self.push(self.waiting[:, :, :0], last=True)
 
     def _decode(self, latents: Tensor, sizes: Sequence[int]) -> Tensor | None:
-        """latents [B, C, n, h, w] cut into calls of `sizes`; None when memory ran out (the stream is tiled from then on)."""
+        """latents [B, C, n, h, w] cut into calls of `sizes`; None when memory ran out (the stream is tiled from then
+        on).
+        """
         shape = (1, latents.shape[1], max(sizes), *latents.shape[3:])
         use_vae(self.vae, int(self.vae.memory_used_decode(shape, self.vae.vae_dtype)))
         self.state = self.state or [self._fresh() for _ in latents]
@@ -128,15 +133,16 @@ class _WanStream:
         except Exception as reason:
             if not _is_oom(reason):
                 raise
-        logger.warning("FAST-AR: the VAE ran out of memory; the video from here on is decoded in tiles, with faint seams. "
-                       "A smaller width and height, or decode 'at the end', avoids that")
+        logger.warning("FAST-AR: the VAE ran out of memory; the video from here on is decoded in tiles, with faint "
+                       "seams. A smaller width and height, or decode 'at the end', avoids that")
         self.tiled, self.state = True, []
         model_management.free_memory(1e30, self.vae.device)
         model_management.soft_empty_cache()
         return None
 
     def _fresh(self) -> list[Any]:
-        return [None] * sum(isinstance(module, wan.CausalConv3d) for module in self.vae.first_stage_model.decoder.modules())
+        modules = self.vae.first_stage_model.decoder.modules()
+        return [None] * sum(isinstance(module, wan.CausalConv3d) for module in modules)
 
     def _row(self, index: int, calls: Sequence[Tensor]) -> Tensor:
         """All calls of one batch row -> frames [1, F, H, W, channels] in 0..1 on the CPU."""
@@ -199,6 +205,7 @@ class _WholeClip:
 
     def push(self, latents: Tensor) -> Tensor | None:
         self.collected.append(latents.cpu())
+        return None
 
     def flush(self) -> Tensor | None:
         if not self.collected:
@@ -214,8 +221,8 @@ class StreamDecoder:
     """Frames of a growing latent video, equal to vae.decode of all of it.
 
     kind: "wan", "frames" or "whole", by default what the VAE is; `choose_decoder` in vae_probe.py checks it first.
-    least: fewest latents per later decoder call of a Wan VAE. After every push() and flush() the host may have unloaded the
-    model that is sampling: call memory_swap.after_vae. The user's VAE object is never changed.
+    least: fewest latents per later decoder call of a Wan VAE. After every push() and flush() the host may have
+    unloaded the model that is sampling: call memory_swap.after_vae. The user's VAE object is never changed.
     """
 
     def __init__(self, vae: Any, kind: str | None = None, least: int = 2) -> None:
@@ -227,12 +234,15 @@ class StreamDecoder:
         self._shape: tuple[int, ...] | None = None
         self._size = 0, 0, 0
         self._decoder: _Decoder | None = {
-            "wan": lambda: _WanStream(vae, least), "frames": lambda: _FrameStream(vae), "whole": lambda: _WholeClip(vae),
+            "wan": lambda: _WanStream(vae, least),
+            "frames": lambda: _FrameStream(vae),
+            "whole": lambda: _WholeClip(vae),
         }[self.kind]()
 
     @torch.no_grad()
     def push(self, latents: Tensor) -> Tensor:
-        """latents [B, C, n, h, w] in VAE space, n >= 1 -> the frames that are ready, [B, F, H, W, 3] in 0..1 on the CPU.
+        """latents [B, C, n, h, w] in VAE space, n >= 1 -> the frames that are ready, [B, F, H, W, 3] in 0..1 on the
+        CPU.
 
         F may be 0 while latents wait. Raises GeometryError when the shape does not go on where the last push ended.
         """
@@ -241,6 +251,8 @@ class StreamDecoder:
             raise GeometryError(f"latents of shape {tuple(latents.shape)} cannot be decoded next; expected "
                                 f"[batch, channels, frames, rows, columns] = {self._expected()}")
         self._shape = shape
+        scale = self._vae.spacial_compression_decode()
+        self._size = latents.shape[3] * scale, latents.shape[4] * scale, getattr(self._vae, "output_channels", 3)
         self.latents_in += latents.shape[2]
         return self._give(lambda decoder: decoder.push(latents.detach()))
 
@@ -276,6 +288,5 @@ class StreamDecoder:
         if frames is None:
             batch = self._shape[0] if self._shape else 1
             return torch.zeros(batch, 0, *self._size)
-        self._size = frames.shape[2], frames.shape[3], frames.shape[4]
         self.frames_out += frames.shape[1]
         return frames.float().cpu()

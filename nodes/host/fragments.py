@@ -1,7 +1,8 @@
 """Encodes frames to the pieces of a fragmented mp4: one header, then one self-contained fragment per call.
 
-The muxer of libav ends a fragment only when the next packet arrives, so the last frames of a block would stay in memory.
-Each block is therefore muxed on its own in memory; its fragment gets the right number and start time and can be appended.
+The muxer of libav ends a fragment only when the next packet arrives, so the last frames of a block would stay in
+memory. Each block is therefore muxed on its own in memory; its fragment gets the right number and start time and can
+be appended.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class FragmentEncoder:
             break
         else:
             raise UnsupportedError(f"PyAV {av.__version__} can encode {width} x {height} video with none of "
-                                   f"{', '.join(ENCODERS)} ({'; '.join(failures)}); reinstall the 'av' package of ComfyUI")
+                                   f"{', '.join(ENCODERS)} ({'; '.join(failures)}); reinstall the 'av' package of "
+                                   "ComfyUI")
         if name != ENCODERS[0]:
             logger.warning("FAST-AR: this PyAV has no %s, the video is written with %s; some players cannot show it",
                            ENCODERS[0], name)
@@ -70,7 +72,8 @@ class FragmentEncoder:
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
         stream.codec_context.gop_size = max(1, round(KEYFRAME_SECONDS * self.rate))
         if name == "libx264":
-            stream.options = {"tune": "zerolatency", "crf": "18"}  # no look-ahead: a block is complete when it is encoded
+            # no look-ahead, so that a block is complete when its last frame went in
+            stream.options = {"tune": "zerolatency", "crf": "18"}
         else:
             stream.bit_rate = max(200_000, int(width * height * self.rate / 4))
         container.start_encoding()

@@ -14,9 +14,6 @@ from ...fastar_core.errors import FastARError
 from ...fastar_core.stream_choice import Canvas
 from .video_file import VideoSink, frame_rate
 
-FILE_ABOVE = 129
-FRAMES_CHOICES = ("auto", "memory", "file")
-
 
 class FramesOut(Protocol):
     """Takes frames [B, F, height, width, 3] in 0..1 in order; ``count`` frames per row were kept so far."""
@@ -40,11 +37,6 @@ class FramesOut(Protocol):
     def files(self) -> list[tuple[Path, int]]:
         """(path, frames in it) of the files with something in them."""
         ...
-
-
-def goes_to_file(choice: str, length: int) -> bool:
-    """True when frames go to a file: on request, or with "auto" above FILE_ABOVE pixel frames."""
-    return choice == "file" or (choice == "auto" and length > FILE_ABOVE)
 
 
 class MemoryFrames:

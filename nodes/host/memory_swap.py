@@ -1,8 +1,9 @@
 """Swapping the VAE and the diffusion model while a run is under way.
 
-Loading the VAE asks the host for gigabytes, and the host answers by unloading the largest model, which is the one that is
-sampling. The host itself never samples again without loading, so nothing else notices; a run that decodes between blocks
-must load the model again after every use of the VAE and make sure that it is really there, patches (LoRA) included.
+Loading the VAE asks the host for gigabytes, and the host answers by unloading the largest model, which is the one
+that is sampling. The host itself never samples again without loading, so nothing else notices; a run that decodes
+between blocks must load the model again after every use of the VAE and make sure that it is really there, patches
+(LoRA) included.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ def use_vae(vae: Any, bytes_needed: int) -> None:
                                      force_full_load=getattr(vae, "disable_offload", False))
     fault = weights_fault(vae.patcher)
     if fault:
-        raise MemoryPlanError(f"the host could not load the VAE: {fault}. Free memory (smaller width and height, fewer loaded "
-                              "models) or start ComfyUI with --cpu-vae")
+        raise MemoryPlanError(f"the host could not load the VAE: {fault}. Free memory (smaller width and height, "
+                              "fewer loaded models) or start ComfyUI with --cpu-vae")
 
 
 def after_vae(patcher: Any, memory_required: int = 0, others: Sequence[Any] = ()) -> None:
@@ -43,16 +44,16 @@ def after_vae(patcher: Any, memory_required: int = 0, others: Sequence[Any] = ()
 def ensure_loaded(patcher: Any, memory_required: int = 0, others: Sequence[Any] = ()) -> None:
     """Load `patcher` (and `others`, such as control nets of the run) and check that it can go on sampling.
 
-    memory_required: bytes of working memory and caches of the next model calls. Does nothing costly when the model never
-    left. Raises MemoryPlanError when weights are elsewhere or patches are not applied.
+    memory_required: bytes of working memory and caches of the next model calls. Does nothing costly when the model
+    never left. Raises MemoryPlanError when weights are elsewhere or patches are not applied.
     """
     model_management.load_models_gpu([patcher, *others], memory_required=memory_required)
     if getattr(patcher.model, "current_patcher", patcher) is None:
         patcher.pre_run()  # the host's cleanup took the model's link to its patcher; sampling reads it
     fault = weights_fault(patcher) or patches_fault(patcher)
     if fault:
-        raise MemoryPlanError(f"the model that was sampling did not come back after the VAE was used: {fault}. Set decode to "
-                              "'at the end', or lower width, height or the cache window")
+        raise MemoryPlanError(f"the model that was sampling did not come back after the VAE was used: {fault}. Set "
+                              "decode to 'at the end', or lower width, height or the cache window")
 
 
 def _dynamic(patcher: Any) -> bool:

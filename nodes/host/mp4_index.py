@@ -1,8 +1,8 @@
 """Turns a fragmented mp4 into an ordinary one when it is complete, without touching the pictures in it.
 
-Fragments make a file that plays after a crash, but editors and parts of the host want the frame table of an ordinary file.
-So the complete table goes behind the last fragment, and the short header in front becomes part of the data. Until that last
-change of 16 bytes the file is a valid fragmented one.
+Fragments make a file that plays after a crash, but editors and parts of the host want the frame table of an ordinary
+file. So the complete table goes behind the last fragment, and the short header in front becomes part of the data.
+Until that last change of 16 bytes the file is a valid fragmented one.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from typing import Any
 import comfy.utils
 import latent_preview
 import torch
+from comfy.model_management import InterruptProcessingException
 
-from ...fastar_core.drivers.blockwise import BlockwisePlan
 from ...fastar_core.geometry import PIXELS_PER_LATENT, Block, pixel_frames_for
 
 EVENT = "fastar.block"
@@ -50,10 +50,10 @@ class StreamProgress:
         self._ends: list[float] = []
         self._bar: Any = None
 
-    def start(self, plan: BlockwisePlan) -> None:
+    def start(self, blocks: list[Block], total_calls: int) -> None:
         """Before the first model call."""
-        self.total = plan.num_model_calls()
-        self._blocks = plan.blocks
+        self.total = total_calls
+        self._blocks = blocks
         self._ends = [time.monotonic()]
         self._bar = comfy.utils.ProgressBar(self.total, node_id=self.node_id)
         self._bar.update_absolute(0, self.total)
@@ -99,6 +99,8 @@ class StreamProgress:
             kind, image, limit = self.previewer.decode_latent_to_preview_image("JPEG", latents[:1, :, -1:])
             size = max(image.size[0], latents.shape[-1] * PIXELS_PER_LATENT, latents.shape[-2] * PIXELS_PER_LATENT)
             return kind, image, min(size, limit) if limit else size
+        except InterruptProcessingException:
+            raise
         except Exception as reason:  # a previewer of another pack must not end a long run
             logger.warning("FAST-AR: preview pictures stopped: %s: %s", type(reason).__name__, reason)
             self.previewer = None

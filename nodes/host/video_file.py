@@ -47,7 +47,9 @@ def file_metadata(prompt: Any, extra_pnginfo: Mapping[str, Any] | None) -> dict[
 
 
 def frame_rate(fps: float) -> Fraction:
-    """Frames per second as the fraction that the host's own writer uses. Raises ConfigError unless 0.001 <= fps <= 1000."""
+    """Frames per second as the fraction that the host's own writer uses. Raises ConfigError unless 0.001 <= fps <=
+    1000.
+    """
     if not 0.001 <= fps <= 1000:
         raise ConfigError(f"fps is {fps}, it must lie between 0.001 and 1000; change fps")
     return Fraction(round(fps * 1000), 1000)
@@ -65,7 +67,8 @@ class VideoSink:
     def __init__(self, path_prefix: str, width: int, height: int, fps: float, prompt: Any = None,
                  extra_pnginfo: Mapping[str, Any] | None = None) -> None:
         if width < 1 or height < 1:
-            raise GeometryError(f"a video of {width} x {height} pixels cannot be written; choose a larger width and height")
+            raise GeometryError(f"a video of {width} x {height} pixels cannot be written; choose a larger width and "
+                                "height")
         self.width, self.height, self.fps = width, height, fps
         self.path: Path | None = None
         self.frames_written = 0
@@ -76,8 +79,8 @@ class VideoSink:
         self._encoder = FragmentEncoder(width + width % 2, height + height % 2, frame_rate(fps),
                                         file_metadata(prompt, extra_pnginfo))
         if width % 2 or height % 2:
-            self.note = (f"the video file is {width + width % 2} x {height + height % 2} instead of {width} x {height} pixels "
-                         "(mp4 needs even sizes): the last column or row is repeated")
+            self.note = (f"the video file is {width + width % 2} x {height + height % 2} instead of {width} x "
+                         f"{height} pixels (mp4 needs even sizes): the last column or row is repeated")
             logger.warning("FAST-AR: %s", self.note)
         self._folder, self._name, self._counter = self._place(path_prefix)
 
@@ -100,8 +103,8 @@ class VideoSink:
         if self._closed:
             raise FastARError(f"the video file {self.path} is closed already; {len(frames)} frames came too late")
         if frames.ndim != 4 or tuple(frames.shape[1:3]) != (self.height, self.width) or frames.shape[3] < 3:
-            raise GeometryError(f"frames of shape {tuple(frames.shape)} do not fit a video of {self.width} x {self.height} "
-                                f"pixels; expected [F, {self.height}, {self.width}, 3]")
+            raise GeometryError(f"frames of shape {tuple(frames.shape)} do not fit a video of {self.width} x "
+                                f"{self.height} pixels; expected [F, {self.height}, {self.width}, 3]")
         if len(frames):
             self._append(self._encoder.encode(self._even(frames[..., :3].detach().cpu())))
 
@@ -178,8 +181,8 @@ class VideoSink:
         try:
             self._put(complete_header(header, self._encoder.table))
         except OSError as reason:
-            logger.warning("FAST-AR: there is no room for the frame table of %s (%s); all frames are in it and play, but some "
-                           "editors cannot open such a file", self.path, reason.strerror)
+            logger.warning("FAST-AR: there is no room for the frame table of %s (%s); all frames are in it and play, "
+                           "but some editors cannot open such a file", self.path, reason.strerror)
             return False
         try:
             self._file.seek(place)
@@ -192,5 +195,6 @@ class VideoSink:
         """The host's VIDEO object for the file. Raises FastARError while the file is open or empty."""
         if not self._closed or not self.frames_written:
             raise FastARError(f"the video file {self.path} has {self.frames_written} frames and is "
-                              f"{'closed' if self._closed else 'still open'}; it can be used once it is closed with frames in it")
+                              f"{'closed' if self._closed else 'still open'}; it can be used once it is closed with "
+                              "frames in it")
         return VideoFromFile(str(self.path))

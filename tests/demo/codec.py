@@ -40,7 +40,7 @@ class Codec:
         _, t, h, w = latent.shape
         flat = latent.permute(1, 2, 3, 0) * self.scale @ self.basis + self.mean
         grid = flat.reshape(t, h, w, TIME, PATCH, PATCH, 3).permute(0, 3, 1, 4, 2, 5, 6)
-        return grid.reshape(t * TIME, h * PATCH, w * PATCH, 3)[TIME - 1:]
+        return grid.reshape(t * TIME, h * PATCH, w * PATCH, 3)[TIME - 1 :]
 
     def still(self, picture: Tensor) -> Tensor:
         """One picture [H, W, 3] -> the latent frame [16, H/8, W/8] of four equal pixel frames."""

@@ -32,7 +32,7 @@ class Bank:
         """Latent frames [16, 3, 16, 16] of a block."""
         left, right = self.scenes[block.left.index()], self.scenes[block.right.index()]
         wide = torch.cat((left, right), -1)
-        return torch.stack([wide[..., 2 * s:2 * s + 16] + self.light for s in block.shifts()], 1)
+        return torch.stack([wide[..., 2 * s : 2 * s + 16] + self.light for s in block.shifts()], 1)
 
     def scene(self, look: world.Look) -> Tensor:
         """One still latent frame [16, 16, 16]."""
@@ -94,19 +94,34 @@ def draw_batch(bank: Bank, recipe: Recipe, seed: int) -> Batch:
     fillers = rng.choice(recipe.fillers)
     for _ in range(recipe.clips):
         image = rng.random() < recipe.image
-        start, blocks = world.draw_clip(rng, recipe.blocks, gaps=gaps, image=image, fillers=fillers, move=recipe.move,
-                                        back=recipe.back, slide=recipe.slide)
+        start, blocks = world.draw_clip(
+            rng,
+            recipe.blocks,
+            gaps=gaps,
+            image=image,
+            fillers=fillers,
+            move=recipe.move,
+            back=recipe.back,
+            slide=recipe.slide,
+        )
         frames = torch.cat([bank.frames(block) for block in blocks], 1)
         first = bank.slate if start is None else bank.scene(start)
         clean.append(torch.cat((first[:, None], frames[:, :-BLOCK]), 1))
-        target.append(frames[:, BLOCK * recipe.learn:])
+        target.append(frames[:, BLOCK * recipe.learn :])
         prompts += [block.prompt for block in blocks]
-        kinds.append([KINDS.index(block.kind) for block in blocks[recipe.learn:]])
+        kinds.append([KINDS.index(block.kind) for block in blocks[recipe.learn :]])
     history = torch.stack(clean)
     level = torch.rand(recipe.clips, 1, 1, 1, 1, generator=g) * 0.12
     history[:, :, 1:] += level * torch.randn(history[:, :, 1:].shape, generator=g)
     kind = torch.tensor(kinds)
     odds = torch.tensor(SIGMA_ODDS)
     sigma = torch.tensor(SIGMAS)[torch.multinomial(odds, kind.numel(), True, generator=g)].reshape(kind.shape)
-    return Batch(Layout(starts, recipe.learn), history, torch.stack(target), sigma,
-                 text.batch_ids(prompts, bank.words), torch.ones(kind.shape), kind)
+    return Batch(
+        Layout(starts, recipe.learn),
+        history,
+        torch.stack(target),
+        sigma,
+        text.batch_ids(prompts, bank.words),
+        torch.ones(kind.shape),
+        kind,
+    )

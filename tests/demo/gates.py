@@ -80,14 +80,14 @@ class Judge:
 def wilson(hits: int, total: int) -> tuple[float, float, float]:
     """Rate with its 95 % interval."""
     z, p = 1.96, hits / total
-    middle, width = p + z * z / (2 * total), z * (p * (1 - p) / total + z * z / (4 * total**2))**0.5
+    middle, width = p + z * z / (2 * total), z * (p * (1 - p) / total + z * z / (4 * total**2)) ** 0.5
     return p, (middle - width) / (1 + z * z / total), (middle + width) / (1 + z * z / total)
 
 
 def mean(values: list[float]) -> tuple[float, float, float]:
     """Mean with its 95 % interval."""
     t = torch.tensor(values)
-    half = 1.96 * float(t.std()) / len(values)**0.5 if len(values) > 1 else float("nan")
+    half = 1.96 * float(t.std()) / len(values) ** 0.5 if len(values) > 1 else float("nan")
     return float(t.mean()), float(t.mean()) - half, float(t.mean()) + half
 
 
@@ -117,13 +117,16 @@ class Gates:
         self._forced(tours, self.sampler.run(ids, seeds[0], truth=truth), truth)
         bare = {BACK: truth}
         full = self.sampler.run(ids, seeds[0], bare=bare)
-        short = self.sampler.run(ids[:BACK + 1], seeds[0], window=9)
+        short = self.sampler.run(ids[: BACK + 1], seeds[0], window=9)
         self.last = full
         at = BLOCK * (BACK + 1)
         for row, tour in enumerate(tours):
             self._named(tour, full[row])
-            for name, latent in (("full", full[row][:, at]), ("window 9", short[row][:, at]),
-                                 ("history removed", bare[BACK][row][:, -1])):
+            for name, latent in (
+                ("full", full[row][:, at]),
+                ("window 9", short[row][:, at]),
+                ("history removed", bare[BACK][row][:, -1]),
+            ):
                 self.back[name].append(self.judge.landmark(latent, tour[BACK].right))
 
     def _codec(self, tours: list[list[Block]]) -> None:
@@ -143,22 +146,34 @@ class Gates:
             self.per_seed.append(sum(values) / len(values))
 
     def _named(self, tour: list[Block], latents: Tensor) -> None:
-        hits = [self.judge.landmark(latents[:, BLOCK * (n + 1)], block.right)
-                for n, block in enumerate(tour) if block.kind in ("new", "slide_new")]
+        hits = [
+            self.judge.landmark(latents[:, BLOCK * (n + 1)], block.right)
+            for n, block in enumerate(tour)
+            if block.kind in ("new", "slide_new")
+        ]
         self.named.append(sum(hits) / len(hits))
 
     def report(self) -> list[dict[str, object]]:
         """Rows {gate, value, low, high, target, holds}."""
         rows: list[tuple[str, tuple[float, float, float], float, int]] = [
             ("a codec dB", mean(self.codec), 26, 1),
-            ("b next block, true history, dB", mean(self.per_seed), 20, 1)]
+            ("b next block, true history, dB", mean(self.per_seed), 20, 1),
+        ]
         rows += [(f"b only {kind}, dB", mean(values), 20, 1) for kind, values in sorted(self.forced.items())]
         rows.append(("c named landmarks in 60-frame rollouts", mean(self.named), 0.8, 1))
         for (name, hits), (target, sign) in zip(self.back.items(), ((0.8, 1), (0.5, -1), (0.15, -1)), strict=True):
             rows.append((f"d return, {name}", wilson(sum(hits), len(hits)), target, sign))
-        return [{"gate": name, "value": round(v[0], 3), "low": round(v[1], 3), "high": round(v[2], 3),
-                 "target": ("<= " if sign < 0 else ">= ") + str(target), "holds": sign * v[0] >= sign * target}
-                for name, v, target, sign in rows]
+        return [
+            {
+                "gate": name,
+                "value": round(v[0], 3),
+                "low": round(v[1], 3),
+                "high": round(v[2], 3),
+                "target": ("<= " if sign < 0 else ">= ") + str(target),
+                "holds": sign * v[0] >= sign * target,
+            }
+            for name, v, target, sign in rows
+        ]
 
 
 def sheet(judge: Judge, latents: Tensor, file: Path, rows: int = 8) -> None:
@@ -175,8 +190,10 @@ def sheet(judge: Judge, latents: Tensor, file: Path, rows: int = 8) -> None:
 def load_sampler(file: Path, bank: Bank, low: bool) -> Sampler:
     """Averaged training weights, rounded to bf16 as they are shipped; low: also compute in bf16."""
     weights = torch.load(file, weights_only=True)["weights"]
-    parts = [{name[len(p):]: value.bfloat16().float() for name, value in weights.items() if name.startswith(p)}
-             for p in ("dit.", "text.")]
+    parts = [
+        {name[len(p) :]: value.bfloat16().float() for name, value in weights.items() if name.startswith(p)}
+        for p in ("dit.", "text.")
+    ]
     return Sampler(parts[0], parts[1], bank.slate, torch.bfloat16 if low else torch.float32)
 
 

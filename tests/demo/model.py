@@ -39,11 +39,20 @@ def init_model(seed: int) -> dict[str, Tensor]:
 
     patch = torch.linalg.qr(normal(DIM, CHANNELS * 4, std=1.0)).Q
     out_rows = patch.T.reshape(CHANNELS, 4, DIM).permute(1, 0, 2).reshape(CHANNELS * 4, DIM)
-    w = {"patch_embedding.weight": patch.reshape(DIM, CHANNELS, 1, 2, 2).clone(), "patch_embedding.bias": torch.zeros(DIM),
-         "head.head.weight": out_rows * 0.5, "head.head.bias": torch.zeros(CHANNELS * 4),
-         "head.modulation": torch.zeros(1, 2, DIM)}
-    sizes = {"text_embedding.0": (DIM, TEXT_DIM), "text_embedding.2": (DIM, DIM), "time_embedding.0": (DIM, 256),
-             "time_embedding.2": (DIM, DIM), "time_projection.1": (6 * DIM, DIM)}
+    w = {
+        "patch_embedding.weight": patch.reshape(DIM, CHANNELS, 1, 2, 2).clone(),
+        "patch_embedding.bias": torch.zeros(DIM),
+        "head.head.weight": out_rows * 0.5,
+        "head.head.bias": torch.zeros(CHANNELS * 4),
+        "head.modulation": torch.zeros(1, 2, DIM),
+    }
+    sizes = {
+        "text_embedding.0": (DIM, TEXT_DIM),
+        "text_embedding.2": (DIM, DIM),
+        "time_embedding.0": (DIM, 256),
+        "time_embedding.2": (DIM, DIM),
+        "time_projection.1": (6 * DIM, DIM),
+    }
     for layer in range(LAYERS):
         name = f"blocks.{layer}"
         for part in ("self_attn", "cross_attn"):
@@ -55,7 +64,7 @@ def init_model(seed: int) -> dict[str, Tensor]:
         w[f"{name}.modulation"][:, (2, 5)] = 1.0
     for name, shape in sizes.items():
         small = name.endswith((".o", "ffn.2")) or name == "time_projection.1"
-        w[name + ".weight"] = normal(*shape, std=(0.3 if small else 1.0) / shape[1]**0.5)
+        w[name + ".weight"] = normal(*shape, std=(0.3 if small else 1.0) / shape[1] ** 0.5)
         w[name + ".bias"] = torch.zeros(shape[0])
     for layer in range(LAYERS):
         w[f"blocks.{layer}.self_attn.k.weight"] = w[f"blocks.{layer}.self_attn.q.weight"].clone()
@@ -66,7 +75,9 @@ def init_model(seed: int) -> dict[str, Tensor]:
 def half_split(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same model with each head's q and k channels ordered (even, odd): rotation then works on whole halves."""
     order = torch.arange(DIM).reshape(HEADS, -1, 2).transpose(1, 2).flatten()
-    ends = tuple(f"self_attn.{n}" for n in ("q.weight", "q.bias", "k.weight", "k.bias", "norm_q.weight", "norm_k.weight"))
+    ends = tuple(
+        f"self_attn.{n}" for n in ("q.weight", "q.bias", "k.weight", "k.bias", "norm_q.weight", "norm_k.weight")
+    )
     return {name: value[order] if name.endswith(ends) else value for name, value in weights.items()}
 
 
@@ -109,14 +120,16 @@ class Layout:
     def positions(self) -> Tensor:
         """[tokens, 3]."""
         lead = [wan_plain.grid_positions(1, GRID, GRID, self.origin)] if self.lead else []
-        rest = self.owners()[self.lead:]
+        rest = self.owners()[self.lead :]
         return torch.cat(lead + [wan_plain.grid_positions(BLOCK, GRID, GRID, self.starts[n]) for n in rest])
 
 
 class TeacherForced:
     """Attention of one pass: clean blocks see earlier clean blocks and themselves, noisy blocks earlier clean ones."""
 
-    def __init__(self, layout: Layout, text_bias: Tensor, dtype: torch.dtype, past: Sequence[Pair] | None = None) -> None:
+    def __init__(
+        self, layout: Layout, text_bias: Tensor, dtype: torch.dtype, past: Sequence[Pair] | None = None
+    ) -> None:
         """text_bias [B, blocks, L] for the prompts of all blocks; past: (k, v) of every layer, seen by all."""
         cos, sin = wan_plain.rope_table(layout.positions(), DIM // HEADS)
         self.cos, self.sin = cos.to(dtype), sin.to(dtype)
@@ -130,7 +143,7 @@ class TeacherForced:
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch = len(q)
-        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q * q.shape[-1]**-0.5, k, v))
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q * q.shape[-1] ** -0.5, k, v))
         k = self._rotate(k)
         qs, ks, vs = (list(x.split(self.layout.sizes(), 1)) for x in (self._rotate(q), k, v))
         clean = self.layout.clean() + self.layout.lead
@@ -150,15 +163,25 @@ class TeacherForced:
 
     def cross(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch = len(q)
-        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q * q.shape[-1]**-0.5, k, v))
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q * q.shape[-1] ** -0.5, k, v))
         ks, vs = (x.chunk(len(self.layout.starts), 1) for x in (k, v))
-        out = [softmax_attention(part, ks[n], vs[n], self.bias[:, n])
-               for n, part in zip(self.layout.owners(), q.split(self.layout.sizes(), 1), strict=True)]
+        out = [
+            softmax_attention(part, ks[n], vs[n], self.bias[:, n])
+            for n, part in zip(self.layout.owners(), q.split(self.layout.sizes(), 1), strict=True)
+        ]
         return torch.cat(out, 1).unflatten(0, (batch, -1)).transpose(1, 2)
 
 
-def teacher_forced(weights: Mapping[str, Tensor], layout: Layout, clean: Tensor, noisy: Tensor, sigma: Tensor,
-                   text: Tensor, text_bias: Tensor, past: Sequence[Pair] | None = None) -> Tensor:
+def teacher_forced(
+    weights: Mapping[str, Tensor],
+    layout: Layout,
+    clean: Tensor,
+    noisy: Tensor,
+    sigma: Tensor,
+    text: Tensor,
+    text_bias: Tensor,
+    past: Sequence[Pair] | None = None,
+) -> Tensor:
     """Velocity of the noisy blocks [B, C, 3*n, 16, 16].
 
     clean [B, C, clean frames, 16, 16], noisy [B, C, 3*n, 16, 16] for the n denoised blocks, sigma [B, n],
@@ -167,18 +190,33 @@ def teacher_forced(weights: Mapping[str, Tensor], layout: Layout, clean: Tensor,
     plan = TeacherForced(layout, text_bias, noisy.dtype, past)
     frames = layout.clean_frames()
     t = torch.cat((sigma.new_zeros(len(sigma), frames), sigma.repeat_interleave(BLOCK, 1) * 1000), 1)
-    v = wan_plain.wan_forward(half_split(weights), torch.cat((clean, noisy), 2), t, text.flatten(1, 2),
-                              num_heads=HEADS, attend=plan.attend, cross=plan.cross)
+    v = wan_plain.wan_forward(
+        half_split(weights),
+        torch.cat((clean, noisy), 2),
+        t,
+        text.flatten(1, 2),
+        num_heads=HEADS,
+        attend=plan.attend,
+        cross=plan.cross,
+    )
     return v[:, :, frames:]
 
 
 @torch.no_grad()
-def history_keys(weights: Mapping[str, Tensor], layout: Layout, clean: Tensor, text: Tensor,
-                 text_bias: Tensor) -> list[Pair]:
+def history_keys(
+    weights: Mapping[str, Tensor], layout: Layout, clean: Tensor, text: Tensor, text_bias: Tensor
+) -> list[Pair]:
     """(k, v) of every layer, rotated, after a pass over clean blocks alone; arguments as in `teacher_forced`."""
     plan = TeacherForced(layout, text_bias, clean.dtype)
-    wan_plain.wan_forward(half_split(weights), clean, torch.zeros(clean.shape[0], clean.shape[2]), text.flatten(1, 2),
-                          num_heads=HEADS, attend=plan.attend, cross=plan.cross)
+    wan_plain.wan_forward(
+        half_split(weights),
+        clean,
+        torch.zeros(clean.shape[0], clean.shape[2]),
+        text.flatten(1, 2),
+        num_heads=HEADS,
+        attend=plan.attend,
+        cross=plan.cross,
+    )
     return plan.kept
 
 

@@ -30,8 +30,10 @@ class Optimizer:
         self.groups: dict[tuple[int, ...], list[str]] = {}
         for name in self.muon:
             self.groups.setdefault(tuple(params[name].shape), []).append(name)
-        self.state = {name: {"m": torch.zeros_like(p), **({} if name in muon else {"v": torch.zeros_like(p)})}
-                      for name, p in params.items()}
+        self.state = {
+            name: {"m": torch.zeros_like(p), **({} if name in muon else {"v": torch.zeros_like(p)})}
+            for name, p in params.items()
+        }
         self.average = {name: p.detach().clone() for name, p in params.items()}
         self.steps = 0
 
@@ -60,7 +62,7 @@ class Optimizer:
             updates.append(self.params[name].grad.lerp(moment, 0.95))
         rows, columns = updates[0].shape
         for name, update in zip(ready, orthogonalize(torch.stack(updates)), strict=True):
-            self.params[name].mul_(1 - rate * 0.01).add_(update, alpha=-rate * max(1.0, rows / columns)**0.5)
+            self.params[name].mul_(1 - rate * 0.01).add_(update, alpha=-rate * max(1.0, rows / columns) ** 0.5)
 
     def _adam(self, name: str, p: Tensor, rate: float) -> None:
         moment, square = self.state[name]["m"], self.state[name]["v"]

@@ -1,4 +1,4 @@
-"""A plain KV-cache sampler over wan_plain: blocks of three latent frames, four re-noised steps, a clean pass at t = 0."""
+"""A plain KV-cache sampler over wan_plain: blocks of three latent frames, four re-noised steps, a clean pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ class Cache:
 class Sampler:
     """Samples clips for a batch of prompts lists; the result depends on the seed alone."""
 
-    def __init__(self, dit: Mapping[str, Tensor], text: Mapping[str, Tensor], slate: Tensor, dtype: torch.dtype) -> None:
+    def __init__(
+        self, dit: Mapping[str, Tensor], text: Mapping[str, Tensor], slate: Tensor, dtype: torch.dtype
+    ) -> None:
         self.dit = {name: value.detach().to(dtype) for name, value in dit.items()}
         self.text = {name: value.detach().float() for name, value in text.items()}
         self.slate, self.dtype = slate, dtype
@@ -41,7 +43,9 @@ class Sampler:
         """Text rows [B, L, 4096] and their attention bias [B, L] of ids [B, L]."""
         return encode(self.text, ids).to(self.dtype), pad_bias(ids).to(self.dtype)
 
-    def call(self, x: Tensor, t: float, start: int, rows: Pair, seen: Sequence[list[Pair]]) -> tuple[Tensor, list[Pair]]:
+    def call(
+        self, x: Tensor, t: float, start: int, rows: Pair, seen: Sequence[list[Pair]]
+    ) -> tuple[Tensor, list[Pair]]:
         """Velocity of x [B, C, n, 16, 16] at frame `start`, and the chunk's own rotated (k, v) per layer."""
         positions = wan_plain.grid_positions(x.shape[2], GRID, GRID, start)
         own: list[Pair] = []
@@ -59,7 +63,9 @@ class Sampler:
             return out.transpose(1, 2)
 
         times = torch.full((len(x), x.shape[2]), t)
-        v = wan_plain.wan_forward(self.dit, x.to(self.dtype), times, rows[0], num_heads=HEADS, attend=attend, cross=cross)
+        v = wan_plain.wan_forward(
+            self.dit, x.to(self.dtype), times, rows[0], num_heads=HEADS, attend=attend, cross=cross
+        )
         return v.float(), own
 
     def commit(self, cache: Cache, clean: Tensor, start: int, rows: Pair, window: int | None = None) -> None:
@@ -67,8 +73,15 @@ class Sampler:
         own = self.call(clean, 0.0, start, rows, cache.visible(start, window, False))[1]
         cache.chunks.append((start, clean.shape[2], own))
 
-    def block(self, cache: Cache, start: int, rows: Pair, draw: Callable[[], Tensor], window: int | None = None,
-              removed: bool = False) -> Tensor:
+    def block(
+        self,
+        cache: Cache,
+        start: int,
+        rows: Pair,
+        draw: Callable[[], Tensor],
+        window: int | None = None,
+        removed: bool = False,
+    ) -> Tensor:
         """Denoise one block [B, C, 3, 16, 16]; the cache stays as it is."""
         seen = cache.visible(start, window, removed)
         x = draw()
@@ -81,9 +94,16 @@ class Sampler:
         return clean
 
     @torch.no_grad()
-    def run(self, ids: Sequence[Tensor], seed: int, first: Tensor | None = None, window: int | None = None,
-            bare: dict[int, Tensor] | None = None, truth: Tensor | None = None) -> Tensor:
-        """ids: per block [B, L]; first: start latents [B, C, 16, 16], default the slate -> latents [B, C, 1+3n, 16, 16].
+    def run(
+        self,
+        ids: Sequence[Tensor],
+        seed: int,
+        first: Tensor | None = None,
+        window: int | None = None,
+        bare: dict[int, Tensor] | None = None,
+        truth: Tensor | None = None,
+    ) -> Tensor:
+        """ids: per block [B, L]; first: start latents [B, C, 16, 16], default the slate -> [B, C, 1+3n, 16, 16].
 
         bare: block numbers to be sampled a second time with nothing but the start latent in view, filled with the
         results. truth: latents as the result; they are committed in place of what was sampled.
@@ -102,6 +122,6 @@ class Sampler:
             if bare is not None and number in bare:
                 bare[number] = self.block(cache, at, rows, draw, removed=True)
             out.append(self.block(cache, at, rows, draw, window))
-            clean = out[-1] if truth is None else truth[:, :, at:at + BLOCK]
+            clean = out[-1] if truth is None else truth[:, :, at : at + BLOCK]
             self.commit(cache, clean, at, rows, window)
         return torch.cat(out, 2)

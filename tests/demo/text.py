@@ -17,8 +17,17 @@ from torch import Tensor
 PAD, END, UNKNOWN = 0, 1, 2
 SPECIAL = ("<pad>", "</s>", "<unk>")
 TEXT_LENGTH = 512
-CONFIG = {"d_model": 4096, "d_kv": 8, "num_heads": 4, "d_ff": 32, "num_layers": 1, "num_decoder_layers": 1,
-          "dense_act_fn": "gelu_pytorch_tanh", "is_gated_act": True, "model_type": "umt5"}
+CONFIG = {
+    "d_model": 4096,
+    "d_kv": 8,
+    "num_heads": 4,
+    "d_ff": 32,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+    "dense_act_fn": "gelu_pytorch_tanh",
+    "is_gated_act": True,
+    "model_type": "umt5",
+}
 ATTENTION = "encoder.block.0.layer.0"
 FEED = "encoder.block.0.layer.1"
 BUCKETS = 32
@@ -26,7 +35,7 @@ BUCKETS = 32
 
 def tokenize(prompt: str, index: Mapping[str, int]) -> list[int]:
     """Lower-case words without punctuation -> ids, unknown words as <unk>, the end token last."""
-    words = re.findall(r"[a-z0-9]+", prompt.lower())[:TEXT_LENGTH - 1]
+    words = re.findall(r"[a-z0-9]+", prompt.lower())[: TEXT_LENGTH - 1]
     return [index.get(word, UNKNOWN) for word in words] + [END]
 
 
@@ -49,7 +58,7 @@ def init_text(vocab: int, seed: int) -> dict[str, Tensor]:
     for name in "qk":
         weights[f"{ATTENTION}.SelfAttention.{name}.weight"] = normal(inner, width, std=0.5 / width**0.5)
     weights[f"{ATTENTION}.SelfAttention.v.weight"] = normal(inner, width, std=1 / width**0.5)
-    weights[f"{ATTENTION}.SelfAttention.o.weight"] = normal(width, inner, std=1 / CONFIG["d_kv"]**0.5)
+    weights[f"{ATTENTION}.SelfAttention.o.weight"] = normal(width, inner, std=1 / CONFIG["d_kv"] ** 0.5)
     weights[f"{ATTENTION}.SelfAttention.relative_attention_bias.weight"] = bias
     for name in ("wi_0", "wi_1"):
         weights[f"{FEED}.DenseReluDense.{name}.weight"] = normal(feed, width, std=1 / width**0.5)
@@ -78,8 +87,9 @@ def encode(weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
     name = ATTENTION + ".SelfAttention"
     words = weights["shared.weight"]
     normed = _norm(words, weights[ATTENTION + ".layer_norm.weight"])
-    q, k, v = (F.linear(normed, weights[f"{name}.{n}.weight"])[ids].unflatten(-1, (heads, -1)).transpose(1, 2)
-               for n in "qkv")
+    q, k, v = (
+        F.linear(normed, weights[f"{name}.{n}.weight"])[ids].unflatten(-1, (heads, -1)).transpose(1, 2) for n in "qkv"
+    )
     bias = weights[name + ".relative_attention_bias.weight"][position_buckets(ids.shape[1])].permute(2, 0, 1)
     score = (q @ k.transpose(-1, -2) + bias).masked_fill((ids == PAD)[:, None, None], float("-inf"))
     mixed = (score.softmax(-1) @ v).transpose(1, 2).flatten(2)
@@ -98,7 +108,7 @@ def batch_ids(prompts: Sequence[str], index: Mapping[str, int], spare: int = 1) 
     rows = [tokenize(prompt, index) for prompt in prompts]
     out = torch.zeros(len(rows), max(map(len, rows)) + spare, dtype=torch.long)
     for number, row in enumerate(rows):
-        out[number, :len(row)] = torch.tensor(row)
+        out[number, : len(row)] = torch.tensor(row)
     return out
 
 

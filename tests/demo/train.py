@@ -2,13 +2,12 @@
 
     python -m demo.train --out DIR --minutes 120 --threads 2
 
-Stages by minutes trained: clips of two blocks; clips of five blocks with returns and time gaps; long histories.
+Stages: clips of two blocks; of three and five with returns and time gaps; long histories without gradient.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections import defaultdict
 from dataclasses import replace
@@ -24,18 +23,21 @@ from demo.optim import Optimizer
 from demo.world import BLOCK
 
 SHORT = Recipe(clips=12, blocks=2, fillers=(0, 0, 0, 1))
+TRIPLE = Recipe(clips=8, blocks=3, gap=0.3, fillers=(0, 0, 0, 1, 2), move=0.85, back=0.85)
 MIDDLE = Recipe(clips=6, blocks=5, gap=0.5, fillers=(0, 0, 0, 1, 2, 3), back=0.75)
 LONG = Recipe(clips=4, blocks=0, gap=0.7, fillers=(0, 0, 1, 2, 3, 8), move=0.8, back=0.8)
 
 
-def recipe_at(minutes: float, step: int) -> Recipe:
-    """The stage plan: two blocks; then also five; then also three blocks after a history of 5 to 16 blocks."""
-    if minutes < 6:
+def recipe_at(step: int) -> Recipe:
+    """The stage plan: two blocks; three with returns; five; then also three after a history of 5 to 16 blocks."""
+    if step < 300:
         return SHORT
-    if minutes < 20:
-        return MIDDLE if step % 3 else SHORT
+    if step < 800:
+        return TRIPLE if step % 4 else SHORT
+    if step < 1300:
+        return (TRIPLE, MIDDLE, SHORT, MIDDLE)[step % 4]
     history = 5 + step * 7 % 12
-    return (SHORT, MIDDLE, MIDDLE, replace(LONG, blocks=history + 3, learn=history))[step % 4]
+    return (SHORT, TRIPLE, MIDDLE, replace(LONG, blocks=history + 3, learn=history))[step % 4]
 
 
 def rates_at(step: int, done: float) -> tuple[float, float]:
@@ -46,13 +48,14 @@ def rates_at(step: int, done: float) -> tuple[float, float]:
 
 def is_matrix(name: str) -> bool:
     """Hidden matrices go to Muon."""
-    return name.startswith("dit.blocks.") and name.endswith((".q.weight", ".k.weight", ".v.weight", ".o.weight",
-                                                             "ffn.0.weight", "ffn.2.weight"))
+    return name.startswith("dit.blocks.") and name.endswith(
+        (".q.weight", ".k.weight", ".v.weight", ".o.weight", "ffn.0.weight", "ffn.2.weight")
+    )
 
 
 def part(params: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """The tensors below a prefix, without it."""
-    return {name[len(prefix):]: value for name, value in params.items() if name.startswith(prefix)}
+    return {name[len(prefix) :]: value for name, value in params.items() if name.startswith(prefix)}
 
 
 class Run:
@@ -79,12 +82,16 @@ class Run:
 
     def save(self) -> None:
         """Write the resume file and the averaged weights, each in one step."""
-        state = {"params": {k: v.detach() for k, v in self.params.items()}, "optimizer": self.optimizer.state_dict(),
-                 "minutes": self.minutes, "seed": self.seed}
+        state = {
+            "params": {k: v.detach() for k, v in self.params.items()},
+            "optimizer": self.optimizer.state_dict(),
+            "minutes": self.minutes,
+            "seed": self.seed,
+        }
         averages = {"weights": self.optimizer.average, "minutes": self.minutes, "steps": self.optimizer.steps}
         for file, value in ((self.file, state), (self.file.with_name("average.pt"), averages)):
             torch.save(value, file.with_suffix(".tmp"))
-            os.replace(file.with_suffix(".tmp"), file)
+            file.with_suffix(".tmp").replace(file)
 
     def loss(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
         """Training loss and the error of the predicted clean latents per block [B, m]."""
@@ -119,7 +126,9 @@ class Meter:
             self.errors[kind].append(value)
 
     def line(self, run: Run) -> str:
-        decibel = {KINDS[k]: float(run.bank.codec.decibel(torch.tensor(v)).mean()) for k, v in sorted(self.errors.items())}
+        decibel = {
+            KINDS[k]: float(run.bank.codec.decibel(torch.tensor(v)).mean()) for k, v in sorted(self.errors.items())
+        }
         text_part = " ".join(f"{name} {value:.1f}" for name, value in decibel.items())
         self.errors.clear()
         loss = sum(self.losses) / len(self.losses)
@@ -134,7 +143,7 @@ def train(run: Run, minutes: float, total: float) -> None:
     while run.minutes < before + minutes:
         step = run.optimizer.steps
         seed = run.seed * 1_000_003 + step
-        batch = draw_batch(run.bank, recipe_at(run.minutes, step), seed)
+        batch = draw_batch(run.bank, recipe_at(step), seed)
         loss, error = run.loss(batch, seed)
         loss.backward()
         run.optimizer.step(*rates_at(step, run.minutes / total))
@@ -154,7 +163,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the resume file")
     parser.add_argument("--minutes", type=float, default=60, help="how long to train now")
-    parser.add_argument("--total", type=float, default=0, help="minutes over which the learning rate falls; 0 = this run")
+    parser.add_argument(
+        "--total", type=float, default=0, help="minutes over which the learning rate falls; 0 = this run"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

@@ -20,13 +20,51 @@ TOKEN = 16
 BLOCK = 3
 SLIDE = (4, 8, 8)
 
-NAMES = ("arden", "birka", "corvo", "delph", "elmet", "farne", "galle", "hova", "istra", "jarrow", "kolar", "lund",
-         "mira", "nara", "oslo", "petra", "quito", "ravna", "sines", "tarfa", "ulm", "visby", "wells", "zadar")
-GROUNDS = {"sand": (0.78, 0.68, 0.48), "moss": (0.36, 0.52, 0.32), "rose": (0.80, 0.56, 0.60), "sky": (0.52, 0.68, 0.80),
-           "dusk": (0.36, 0.32, 0.52), "clay": (0.58, 0.38, 0.30), "fog": (0.60, 0.62, 0.64), "teal": (0.26, 0.50, 0.52)}
+NAMES = (
+    "arden",
+    "birka",
+    "corvo",
+    "delph",
+    "elmet",
+    "farne",
+    "galle",
+    "hova",
+    "istra",
+    "jarrow",
+    "kolar",
+    "lund",
+    "mira",
+    "nara",
+    "oslo",
+    "petra",
+    "quito",
+    "ravna",
+    "sines",
+    "tarfa",
+    "ulm",
+    "visby",
+    "wells",
+    "zadar",
+)
+GROUNDS = {
+    "sand": (0.78, 0.68, 0.48),
+    "moss": (0.36, 0.52, 0.32),
+    "rose": (0.80, 0.56, 0.60),
+    "sky": (0.52, 0.68, 0.80),
+    "dusk": (0.36, 0.32, 0.52),
+    "clay": (0.58, 0.38, 0.30),
+    "fog": (0.60, 0.62, 0.64),
+    "teal": (0.26, 0.50, 0.52),
+}
 TEXTURES = ("plain", "lined", "barred", "checked")
-COLOURS = {"red": (0.82, 0.14, 0.14), "yellow": (0.86, 0.80, 0.16), "green": (0.14, 0.66, 0.20),
-           "blue": (0.16, 0.22, 0.80), "white": (0.86, 0.86, 0.86), "black": (0.14, 0.14, 0.14)}
+COLOURS = {
+    "red": (0.82, 0.14, 0.14),
+    "yellow": (0.86, 0.80, 0.16),
+    "green": (0.14, 0.66, 0.20),
+    "blue": (0.16, 0.22, 0.80),
+    "white": (0.86, 0.86, 0.86),
+    "black": (0.14, 0.14, 0.14),
+}
 SHAPES = ("disc", "square", "diamond", "triangle", "cross", "ring")
 FILLERS = (("beyond",), ("past",), ("not", "near"), ("long", "after"), ("without", "seeing"))
 GRAMMAR = ("at", "from", "to", "with", "ground", "and", "a", "the")
@@ -52,8 +90,13 @@ class Look(NamedTuple):
 
 def all_looks() -> list[Look]:
     """Every look, in the order of Look.index."""
-    return [Look(g, t, c, s) for g in range(len(GROUNDS)) for t in range(len(TEXTURES))
-            for c in range(len(COLOURS)) for s in range(len(SHAPES))]
+    return [
+        Look(g, t, c, s)
+        for g in range(len(GROUNDS))
+        for t in range(len(TEXTURES))
+        for c in range(len(COLOURS))
+        for s in range(len(SHAPES))
+    ]
 
 
 def _distance(shape: str) -> Tensor:
@@ -102,7 +145,7 @@ def render(look: Look) -> Tensor:
 def view(left: Look, right: Look, shift: int) -> Tensor:
     """The camera `shift` tokens (0..8) on its way from `left` to `right`, with light: [SIZE, SIZE, 3]."""
     wide = torch.cat((render(left), render(right)), dim=1)
-    return wide[:, shift * TOKEN:shift * TOKEN + SIZE] + light()
+    return wide[:, shift * TOKEN : shift * TOKEN + SIZE] + light()
 
 
 @dataclass
@@ -177,8 +220,17 @@ class Journey:
         return self.shown[self.here]
 
 
-def draw_clip(rng: random.Random, blocks: int, *, gaps: tuple[int, ...] = (), image: bool = False, fillers: int = 0,
-              move: float = 0.7, back: float = 0.6, slide: float = 0.6) -> tuple[Look | None, list[Block]]:
+def draw_clip(
+    rng: random.Random,
+    blocks: int,
+    *,
+    gaps: tuple[int, ...] = (),
+    image: bool = False,
+    fillers: int = 0,
+    move: float = 0.7,
+    back: float = 0.6,
+    slide: float = 0.6,
+) -> tuple[Look | None, list[Block]]:
     """One training clip: (look of the start image or None, blocks).
 
     gaps: block numbers before which time passes; such a block is always a cut. move, back, slide: chances that the

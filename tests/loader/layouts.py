@@ -55,7 +55,7 @@ def native(seed: int, dim: int = DIM, text: int = TEXT) -> Weights:
         sizes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
     draw = torch.Generator().manual_seed(seed)
     return {
-        key: torch.ones(shape) if "norm" in key and key.endswith("weight") else torch.randn(shape, generator=draw) * 0.05
+        key: torch.ones(shape) if "norm" in key and "weight" in key else torch.randn(shape, generator=draw) * 0.05
         for key, shape in sizes.items()
     }
 
@@ -105,7 +105,7 @@ def optimizer() -> dict[str, Any]:
     return {"state": {0: {"step": torch.tensor(3.0), "exp_avg": torch.ones(2)}}, "param_groups": [{"lr": 1e-4}]}
 
 
-# name -> (file ending, content for (weights, other weights)); the first are always the ones that must come out with use_ema.
+# name -> (file ending, content for (weights, other weights)); the first are those that must come out with use_ema.
 LAYOUTS: dict[str, tuple[str, Callable[[Weights, Weights], Mapping[str, Any]]]] = {
     "self_forcing": (".pt", lambda w, o: {
         "generator": prefixed(o, "model."), "critic": prefixed(o, "model."), "generator_ema": prefixed(w, "model.")}),
@@ -117,7 +117,8 @@ LAYOUTS: dict[str, tuple[str, Callable[[Weights, Weights], Mapping[str, Any]]]] 
     "krea": (".safetensors", lambda w, _: prefixed(w, "model.")),
     "native": (".safetensors", lambda w, _: w),
     "native_pt": (".pt", lambda w, _: w),
-    "state_dict_entry": (".pt", lambda w, _: {"state_dict": prefixed(w, "model."), "optimizer": optimizer(), "epoch": 1}),
+    "state_dict_entry": (".pt", lambda w, _: {
+        "state_dict": prefixed(w, "model."), "optimizer": optimizer(), "epoch": 1}),
     "nested_twice": (".pt", lambda w, _: {"generator_ema": {"model": w, "step": 7}}),
     "only_entry": (".pt", lambda w, _: {"weights": prefixed(w, "net.")}),
     "flat_generators": (".safetensors", lambda w, o: {
@@ -134,7 +135,9 @@ LAYOUTS: dict[str, tuple[str, Callable[[Weights, Weights], Mapping[str, Any]]]] 
 }  # fmt: skip
 
 
-def write(path: Path, content: Mapping[str, Any], metadata: Mapping[str, Any] | None = None, zipped: bool = True) -> Path:
+def write(
+    path: Path, content: Mapping[str, Any], metadata: Mapping[str, Any] | None = None, zipped: bool = True
+) -> Path:
     """Write by the file ending; `metadata` (safetensors) holds the host's 'transformer' configuration."""
     if path.suffix == ".safetensors":
         header = None if metadata is None else {"config": json.dumps({"transformer": dict(metadata)})}

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from loader.layouts import DIM, FFN, LAYERS, LAYOUTS, TEXT, diffusers, fsdp, native, prefixed, write
 
 from fastar_pack.fastar_core.checkpoint import Checkpoint, load_checkpoint
 from fastar_pack.fastar_core.errors import CheckpointError
+from loader.layouts import DIM, FFN, LAYERS, LAYOUTS, TEXT, diffusers, fsdp, native, prefixed, write
 
 pytestmark = pytest.mark.cpu
 WANTED, OTHER = native(1), native(2)

@@ -1,4 +1,4 @@
-"""Builds the host's own Wan class from an explicit configuration: for tiny models whose sizes no host can tell from shapes."""
+"""Builds the host's own Wan class from an explicit configuration, for models whose sizes no host tells from shapes."""
 
 from __future__ import annotations
 

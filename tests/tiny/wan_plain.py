@@ -70,8 +70,9 @@ def _heads(x: Tensor, num_heads: int) -> Tensor:
     return x.unflatten(-1, (num_heads, -1))
 
 
-def _attention(w: Mapping[str, Tensor], name: str, layer: int, x: Tensor, source: Tensor, num_heads: int,
-               attend: Attend) -> Tensor:
+def _attention(
+    w: Mapping[str, Tensor], name: str, layer: int, x: Tensor, source: Tensor, num_heads: int, attend: Attend
+) -> Tensor:
     q = F.rms_norm(_linear(w, name + ".q", x), x.shape[-1:], w[name + ".norm_q.weight"], EPS)
     k = F.rms_norm(_linear(w, name + ".k", source), x.shape[-1:], w[name + ".norm_k.weight"], EPS)
     v = _linear(w, name + ".v", source)
@@ -118,11 +119,21 @@ def embed_time(weights: Mapping[str, Tensor], t: Tensor, sinusoid_dtype: torch.d
 
 def embed_text(weights: Mapping[str, Tensor], context: Tensor) -> Tensor:
     """Text rows [B, L, text_dim] -> [B, L, dim], as every cross-attention reads them."""
-    return _linear(weights, "text_embedding.2", F.gelu(_linear(weights, "text_embedding.0", context), approximate="tanh"))
+    return _linear(
+        weights, "text_embedding.2", F.gelu(_linear(weights, "text_embedding.0", context), approximate="tanh")
+    )
 
 
-def wan_block(w: Mapping[str, Tensor], layer: int, x: Tensor, e6: Tensor, text: Tensor, num_heads: int,
-              attend: Attend, cross: Attend) -> Tensor:
+def wan_block(
+    w: Mapping[str, Tensor],
+    layer: int,
+    x: Tensor,
+    e6: Tensor,
+    text: Tensor,
+    num_heads: int,
+    attend: Attend,
+    cross: Attend,
+) -> Tensor:
     """One transformer block; x [B, F*S, dim], e6 [B, F, 6, dim], text [B, L, dim]."""
     name = f"blocks.{layer}"
     frames = e6.shape[1]
@@ -142,8 +153,17 @@ def wan_block(w: Mapping[str, Tensor], layer: int, x: Tensor, e6: Tensor, text: 
     return x + gated(_linear(w, name + ".ffn.2", y), gate2)
 
 
-def wan_forward(weights: Mapping[str, Tensor], x: Tensor, t: Tensor, context: Tensor, *, num_heads: int,
-                attend: Attend, cross: Attend | None = None, sinusoid_dtype: torch.dtype = torch.float32) -> Tensor:
+def wan_forward(
+    weights: Mapping[str, Tensor],
+    x: Tensor,
+    t: Tensor,
+    context: Tensor,
+    *,
+    num_heads: int,
+    attend: Attend,
+    cross: Attend | None = None,
+    sinusoid_dtype: torch.dtype = torch.float32,
+) -> Tensor:
     """Velocity [B, C_out, F, h, w] of latents x [B, C, F, h, w] at timesteps t [B, F] (0..1000).
 
     context: text rows [B, L, text_dim], all attended. attend(layer, q, k, v) and cross(layer, q, k, v) take

@@ -1,0 +1,69 @@
+"""What can be chosen about TempCache, with units, defaults and the effect of raising each value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from ..errors import ConfigError
+
+Similarity = Literal["paper", "logit"]
+Search = Literal["exact", "int8", "lsh"]
+Representative = Literal["last", "mean", "medoid"]
+HistoryType = Literal["same", "int8"]
+
+
+@dataclass(frozen=True)
+class TempCacheSettings:
+    """Settings of the history pool. All frame counts are latent frames.
+
+    budget_frames: rows of the cache in latent frames, sink, recent range and history included (own block apart). More remembers
+        more and costs time and memory in proportion.
+    recent_frames: newest committed frames that stay as they are; a token is matched when its frame leaves this range. 0 merges at
+        the clean pass ("at once", the paper's rule).
+    similarity: "paper" = cosine of keys before RoPE; "logit" = root mean square difference of the attention logit under the
+        running second moment of the queries.
+    threshold: a token joins a group at or above this similarity (paper: cosine; logit: 1 - rms logit difference). Higher keeps
+        more distinct rows. 1.01 switches merging off.
+    floor: once the pool is full, the best matching tokens join down to this similarity; below it the least used rows go.
+    representative: which key speaks for a group: the "last", the "mean" or the "medoid".
+    search / bits / tables: how the match is found: "exact", "int8" codes, or "lsh" (sign hash of `bits`, best of `tables`).
+    neighbourhood: tokens up to this many rows and columns away in the frame that left before are tried first.
+    shared: heads of a layer share their groups (one decision by mean similarity); False decides per head.
+    reindex_span: old positions are squeezed linearly into the last this many frames; None keeps true positions.
+    history_type: "int8" stores merged rows in 8 bits with one scale per row.
+    quiet_heads: (layer, head) pairs measured to look at the current frame only; they keep no history.
+    usage_decay: weight of the past in a row's running usage. seed: of the queries that usage is measured with.
+    """
+
+    budget_frames: float = 21.0
+    recent_frames: int = 3
+    similarity: Similarity = "paper"
+    threshold: float = 0.9
+    floor: float = 0.5
+    representative: Representative = "last"
+    search: Search = "exact"
+    bits: int = 10
+    tables: int = 4
+    neighbourhood: int = 1
+    shared: bool = True
+    reindex_span: int | None = None
+    history_type: HistoryType = "same"
+    quiet_heads: tuple[tuple[int, int], ...] = ()
+    usage_decay: float = 0.9
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, kind in (("similarity", Similarity), ("search", Search), ("representative", Representative),
+                           ("history_type", HistoryType)):
+            if getattr(self, name) not in get_args(kind):
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}")
+        if self.recent_frames < 0 or self.neighbourhood < 0:
+            raise ConfigError(f"recent_frames {self.recent_frames} and neighbourhood {self.neighbourhood} must be 0 or more")
+        if not 1 <= self.bits <= 31 or self.tables < 1:
+            raise ConfigError(f"bits {self.bits} must be 1 to 31 and tables {self.tables} at least 1")
+        if not 0 <= self.usage_decay < 1:
+            raise ConfigError(f"usage_decay {self.usage_decay} must be at least 0 and below 1")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TempCacheSettings:
+        return self

@@ -1,0 +1,114 @@
+"""The SAMPLER for the host's own Custom Sampling nodes: same engine, the host's noise, sigmas, guider and callback."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import comfy.samplers
+import torch
+
+from ...fastar_core.decode_plan import in_words
+from ...fastar_core.drivers import BlockwisePlan
+from ...fastar_core.errors import GeometryError
+from ...fastar_core.geometry import PIXELS_PER_LATENT, Block, pixel_frames_for
+from ...fastar_core.presets import Preset
+from ...fastar_core.runstate import RunState
+from ...fastar_core.stream_choice import Canvas, Choice, choose_policy, choose_preset, given_schedule
+from .hook import check_model
+from .memory import make_room, plan_cache
+from .prefix import find_prefix
+from .sampling import StreamRequest, make_stream_sampler
+
+logger = logging.getLogger(__name__)
+
+
+class _HostCallback:
+    """The host's callback counts as many ticks as there are sigmas; these are spread over the whole run and never fall.
+
+    Pictures show the newest latent frame; the last call carries everything, since the host makes its second output of it.
+    """
+
+    def __init__(self, callback: Any, ticks: int) -> None:
+        self.callback = callback
+        self.ticks = ticks
+        self.total = self.done = 0
+
+    def start(self, plan: BlockwisePlan) -> None:
+        self.total = sum(len(plan.schedule.for_block(block.index)) for block in plan.blocks)
+
+    def step(self, block: Block, step: int, steps: int, x0: torch.Tensor) -> None:
+        self.done += 1
+        self._tell(self.done * self.ticks // max(1, self.total), x0[:, :, -1:])
+
+    def finish(self, latents: torch.Tensor) -> None:
+        self._tell(self.ticks, latents)
+
+    def _tell(self, finished_ticks: int, x0: torch.Tensor) -> None:
+        if self.callback is not None:
+            self.callback({"i": max(0, min(self.ticks, finished_ticks) - 1), "denoised": x0, "x": x0})
+
+
+def _canvas(x: torch.Tensor) -> Canvas:
+    """Sizes of the latent the host brings."""
+    if x.ndim != 5:
+        raise GeometryError(f"streaming needs a video latent of 5 dimensions [batch, 16, frames, height, width], got "
+                            f"{tuple(x.shape)}; use an empty video latent")
+    return Canvas(x.shape[4] * PIXELS_PER_LATENT, x.shape[3] * PIXELS_PER_LATENT, pixel_frames_for(x.shape[2]), x.shape[0])
+
+
+def _branches(guider: Any) -> int:
+    """Conditioning entries of the host's guider that can take part in a call."""
+    unused = "negative" if getattr(guider, "cfg", 1.0) == 1.0 else None
+    return max(1, sum(len(entries or ()) for role, entries in guider.conds.items() if role != unused))
+
+
+class PlainSampler:
+    """The choices of the SAMPLER node; everything of a run is made in the run."""
+
+    def __init__(self, preset: str, cache: str, window: int, sink: int) -> None:
+        self.preset, self.cache, self.window, self.sink = preset, cache, window, sink
+
+    @torch.no_grad()
+    def sample(self, model: Any, x: torch.Tensor, sigmas: torch.Tensor, extra_args: dict[str, Any] | None = None,
+               callback: Any = None, disable: Any = None) -> torch.Tensor:
+        """The host's sampler function: x [B, 16, T, h, w] noise in, latents in model space out."""
+        guider, extra = model.inner_model, extra_args or {}
+        options = extra.get("model_options", {}).get("transformer_options", {})
+        settings = options.get("fastar")
+        preset, warnings = choose_preset(self.preset, settings)
+        policy = choose_policy(self.cache, self.window, self.sink, preset, settings)
+        check_model(guider.inner_model.diffusion_model)
+        canvas = _canvas(x)
+        prefix = find_prefix(None, None, options, None, canvas)
+        seed = int(extra.get("seed") or 0)
+        choice = Choice(preset, policy, canvas, preset.fps, seed, getattr(guider, "cfg", 1.0), warnings)
+        told = _HostCallback(callback, len(sigmas) - 1)
+        request = StreamRequest(policy, given_schedule(sigmas.tolist(), preset), preset.block, seed, preset, prefix=prefix,
+                                backend=settings.backend if settings is not None else "auto", on_step=told.step)
+        request.on_start = self._starter(guider, choice, preset, told)
+        out = make_stream_sampler(request).sampler_function(model, x, sigmas, extra_args=extra, callback=None, disable=disable)
+        told.finish(out)
+        logger.info("FAST-AR: %s", request.report)
+        return out
+
+    @staticmethod
+    def _starter(guider: Any, choice: Choice, preset: Preset, told: _HostCallback) -> Any:
+        patcher = guider.model_patcher
+        geometry = choice.canvas.geometry(preset.block, len(guider.inner_model.diffusion_model.blocks))
+        plan = plan_cache(patcher, choice.policy, geometry, choice.canvas.latent_shape, _branches(guider))
+        plan.check(choice.canvas)
+        for text in choice.warnings:
+            logger.warning("FAST-AR: %s", text)
+
+        def on_start(_: RunState, blocks: BlockwisePlan) -> None:
+            logger.info("FAST-AR: %d latent frames, %s, cache %s", choice.canvas.latent_frames, preset.key, in_words(plan.kv_bytes))
+            make_room(patcher, plan.kv_bytes + plan.call_bytes)
+            told.start(blocks)
+
+        return on_start
+
+
+def make_plain_sampler(preset: str, cache: str, window: int, sink: int) -> Any:
+    """A host SAMPLER with these choices; runs made with it share nothing."""
+    return comfy.samplers.KSAMPLER(PlainSampler(preset, cache, window, sink).sample)

@@ -1,0 +1,123 @@
+"""The two sampler nodes: one that makes a whole streaming video, one SAMPLER for the host's Custom Sampling nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..fastar_core.decode_plan import MODES
+from ..fastar_core.presets import AUTO, preset_keys
+from ..fastar_core.stream_choice import CACHE_CHOICES, FRAMES_CHOICES
+from .host import plain_sampler, stream_job
+
+_PRESET_HELP = ("How the model family is sampled. 'auto' takes what FAST-AR Load Streaming Model put on the model; choose it yourself "
+                "for a model from another loader.")
+_CACHE_HELP = ("What later frames can see: 'preset' = as the model's authors do, 'full' = everything (memory grows with length), "
+               "'sink_window' = the first frames and the most recent ones.")
+_WINDOW_HELP = "Only for cache sink_window: latent frames seen in all, the sink and the block being made included."
+_SINK_HELP = "Only for cache sink_window: latent frames at the beginning that always stay visible."
+
+
+def _cache_inputs() -> dict[str, Any]:
+    return {
+        "preset": ([AUTO, *preset_keys()], {"default": AUTO, "tooltip": _PRESET_HELP}),
+        "cache": (list(CACHE_CHOICES), {"default": "preset", "tooltip": _CACHE_HELP}),
+        "window": ("INT", {"default": 12, "min": 2, "max": 100000, "advanced": True, "tooltip": _WINDOW_HELP}),
+        "sink": ("INT", {"default": 3, "min": 0, "max": 100000, "advanced": True, "tooltip": _SINK_HELP}),
+    }
+
+
+def _size_inputs() -> dict[str, Any]:
+    return {
+        "width": ("INT", {"default": 832, "min": 16, "max": 8192, "step": 8, "tooltip": "Width of the video in pixels."}),
+        "height": ("INT", {"default": 480, "min": 16, "max": 8192, "step": 8, "tooltip": "Height of the video in pixels."}),
+        "length": ("INT", {"default": 81, "min": 1, "max": 1000000, "tooltip":
+                           "Frames of the video. Enough latent frames (4 frames each, the first 1) are computed, the surplus is cut."}),
+        "fps": ("FLOAT", {"default": 0.0, "min": 0.0, "max": 240.0, "step": 0.01,
+                          "tooltip": "Frames per second of the video; 0 = what the preset was trained for."}),
+        "seed": ("INT", {"default": 0, "min": 0, "max": 2**64 - 1, "control_after_generate": True,
+                         "tooltip": "Start of the random numbers; the same seed and settings give the same video."}),
+        "cfg": ("FLOAT", {"default": 1.0, "min": 0.0, "max": 100.0, "step": 0.1, "round": 0.01,
+                          "tooltip": "Strength of the negative prompt. 1 = off, as distilled models want it; else twice the time."}),
+    }
+
+
+def _output_inputs() -> dict[str, Any]:
+    return {
+        "frames_to": (list(FRAMES_CHOICES), {"default": "auto", "tooltip":
+                      "'memory': all frames come out as IMAGE. 'file': they are written to the output folder block by block and IMAGE "
+                      "is the last block, so that memory does not grow. 'auto': file above 129 frames."}),
+        "decode": (list(MODES), {"default": "auto", "tooltip":
+                   "When the VAE works: between the blocks (the video grows while it is made) or at the end (needs less memory at "
+                   "once). 'auto' decides by memory."}),
+        "filename_prefix": ("STRING", {"default": "video/FAST-AR", "tooltip":
+                            "For frames_to file: name in the output folder, as in Save Video (%date% and the like work)."}),
+        "batch_size": ("INT", {"default": 1, "min": 1, "max": 64, "tooltip": "Videos made at the same time, each with noise of its own."}),
+    }
+
+
+class FastARStreamingSampler:
+    NODE_ID = "FastARStreamingSampler"
+    DISPLAY_NAME = "FAST-AR Streaming Sampler"
+    CATEGORY = "FAST-AR"
+    DESCRIPTION = ("Makes a video of any length block by block: every block sees what came before it through a cache, is decoded, and "
+                   "can go straight into a file.")
+    FUNCTION = "sample"
+    OUTPUT_NODE = True
+    RETURN_TYPES = ("LATENT", "IMAGE", "VIDEO", "STRING")
+    RETURN_NAMES = ("latent", "images", "video", "report")
+    OUTPUT_IS_LIST = (False, False, True, False)
+    OUTPUT_TOOLTIPS = (
+        "The latents of the whole video.",
+        "The frames; with frames_to file only those of the last block.",
+        "The video, one for each row of the batch; with frames_to file it is the written file.",
+        "What was run, as JSON: settings, plan, counts, bytes, times, warnings.",
+    )
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "model": ("MODEL", {"tooltip": "A causal Wan model, from FAST-AR Load Streaming Model or Load Diffusion Model."}),
+                "positive": ("CONDITIONING", {"tooltip": "The prompt of the whole video; not used when prompts is connected."}),
+                "vae": ("VAE", {"tooltip": "The VAE that belongs to the model (Wan 2.1 VAE)."}),
+                **_size_inputs(), **_cache_inputs(), **_output_inputs(),
+            },
+            "optional": {
+                "negative": ("CONDITIONING", {"tooltip": "What to avoid; only used when cfg is not 1."}),
+                "prompts": ("FASTAR_PROMPTS", {"tooltip": "Prompts that change over time, from FAST-AR Prompts."}),
+                "start_image": ("IMAGE", {"tooltip": "First frame of the video, or the first frames of a clip to go on from."}),
+                "start_latent": ("LATENT", {"tooltip": "Finished latents to go on from; they stay as the first frames."}),
+            },
+            "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "unique_id": "UNIQUE_ID"},
+        }
+
+    def sample(self, **inputs: Any) -> dict[str, Any]:
+        """Runs the whole video; see StreamJob for what can go wrong."""
+        with torch.no_grad():
+            result = stream_job.StreamJob(stream_job.StreamInputs(**inputs)).run()
+        return {"ui": result.ui, "result": ({"samples": result.latent}, result.images, result.videos, result.report)}
+
+
+class FastARSampler:
+    NODE_ID = "FastARSampler"
+    DISPLAY_NAME = "FAST-AR Sampler"
+    CATEGORY = "FAST-AR"
+    DESCRIPTION = ("The streaming engine as a SAMPLER for SamplerCustomAdvanced. It uses the sigmas given there; decoding and files are "
+                   "left to other nodes.")
+    FUNCTION = "make"
+    RETURN_TYPES = ("SAMPLER",)
+    RETURN_NAMES = ("sampler",)
+    OUTPUT_TOOLTIPS = ("Connect it to SamplerCustomAdvanced.",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {"required": _cache_inputs()}
+
+    def make(self, preset: str, cache: str, window: int, sink: int) -> tuple[Any]:
+        """The sampler; it holds choices only, so runs that share it share nothing else."""
+        return (plain_sampler.make_plain_sampler(preset, cache, window, sink),)
+
+
+NODE_CLASSES = [FastARStreamingSampler, FastARSampler]
