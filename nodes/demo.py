@@ -1,4 +1,4 @@
-"""Loaders for the small parts of the demo model that no stock loader reads: its linear codec and its text encoder."""
+"""Loaders for the small parts of the demo model that no stock loader reads: codec, text encoder, slate."""
 
 from __future__ import annotations
 
@@ -72,4 +72,4 @@ class FastARDemoSlate:
         return ({"samples": demo_parts.load_demo_slate(demo_path(file))},)
 
 
-NODE_CLASSES = [FastARDemoVAE, FastARDemoText, *([FastARDemoSlate] if hasattr(demo_parts, "load_demo_slate") else [])]
+NODE_CLASSES = [FastARDemoVAE, FastARDemoText, FastARDemoSlate]

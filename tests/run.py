@@ -1,6 +1,6 @@
 """Sets up and runs all tests: `python tests/run.py`. Needs nothing but Python 3.10 or newer; see --help.
 
-The last line is `N passed, N failed, N skipped`, summed over the lanes; the exit code is 0 if tests ran and none failed.
+The last line is `N passed, N failed, N skipped`, summed over the lanes. Exit code 0 = tests ran and none failed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from run_parts.lanes import LANES, Lane
-from run_parts.setup import ROOT, Setup, SkipLane, load_runner
+from run_parts.setup import ROOT, LaneSkippedError, Setup, load_runner
 
 _NOT_PASSED_ON = ("COMFYUI_PATH", "FASTAR_TEST_HOST", "FASTAR_TEST_HOST_27", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
@@ -97,7 +97,7 @@ def run_lane(lane: Lane, setup: Setup, options: argparse.Namespace) -> Count:
     print(f"\n--- {lane.name}: {lane.what}", flush=True)
     try:
         added = lane.prepare(setup)
-    except SkipLane as reason:
+    except LaneSkippedError as reason:
         print(f"skipped: {reason}", flush=True)
         return Count(skipped=1)
     with tempfile.TemporaryDirectory(prefix="fastar-tests-") as folder:

@@ -60,6 +60,8 @@ def _list(as_json: bool) -> int:
         listed = [{"name": name, "files": [str(path) for path in paths]} for name, paths in known.items()]
         print(json.dumps({"workflows": listed, "default": DEFAULT}))
         return Exit.OK
+    if not known:
+        print("No workflow lies in this pack's example_workflows folder.")
     for name, paths in known.items():
         forms = " and ".join("API" if path.parent.name == "api" else "UI" for path in paths)
         print(f"{name} ({forms} form)" + (" - the default" if name == DEFAULT else ""))

@@ -127,11 +127,11 @@ def host_layer(system: str, machine: str, python: tuple[int, int]) -> Layer:
     return Layer("host", RANGES, (FRONTEND,), _LINUX_MB if system == "Linux" else 450, _LICENCES)
 
 
-def testing_layer() -> Layer:
+def layer_for_tests() -> Layer:
     """What the tests need beside the host's packages."""
     return Layer("tests", TESTS, (), 30, "MIT")
 
 
-def newer_host_layer() -> Layer:
+def layer_for_newer_host() -> Layer:
     """What lets a ComfyUI 0.27 start in the same environment."""
     return Layer("newer-host", NEWER_HOST, (), 15, "MIT, Apache-2.0; comfy packages GPL-3.0 and Apache-2.0")

@@ -15,7 +15,7 @@ class Talk:
         self.stream = stream or (sys.stderr if json_mode else sys.stdout)
         self.live = self.stream.isatty()
         self._quiet_s = quiet_s
-        self._last = float("-inf")
+        self._last = float("-inf") if self.live else time.monotonic()
         self._width = 0
 
     def say(self, text: str) -> None:

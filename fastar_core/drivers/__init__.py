@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Iterator, Literal
 
 from .blockwise import num_blockwise_calls, run_blockwise
-from .plan import BlockDone, BlockwisePlan, ModelCall, Restart
+from .plan import BlockDone, BlockwisePlan, ModelCall, Restart, SolverKind
 from .rolling import num_rolling_calls, run_rolling
 
 LoopKind = Literal["blockwise", "rolling"]
 
-__all__ = ["BlockDone", "BlockwisePlan", "LoopKind", "ModelCall", "Restart", "num_model_calls", "run_plan"]
+__all__ = ["BlockDone", "BlockwisePlan", "LoopKind", "ModelCall", "Restart", "SolverKind", "call_frames", "longest_call",
+           "num_model_calls", "run_plan"]
 
 
 def run_plan(kind: LoopKind, call: ModelCall, plan: BlockwisePlan) -> Iterator[BlockDone]:
@@ -21,3 +22,14 @@ def run_plan(kind: LoopKind, call: ModelCall, plan: BlockwisePlan) -> Iterator[B
 def num_model_calls(kind: LoopKind, plan: BlockwisePlan) -> int:
     """Model calls run_plan will make."""
     return num_rolling_calls(plan) if kind == "rolling" else num_blockwise_calls(plan)
+
+
+def call_frames(kind: LoopKind, block: int, num_levels: int, recache_frames: int | None) -> int:
+    """Latent frames of the longest call of a run that is long enough to make it: a full window, or a recache."""
+    return block * num_levels if kind == "rolling" else max(block, recache_frames or 0)
+
+
+def longest_call(kind: LoopKind, plan: BlockwisePlan) -> int:
+    """Latent frames of the longest model call of the plan."""
+    recache = None if plan.rebuild else plan.recache_frames
+    return min(plan.noise.shape[2], call_frames(kind, plan.block, len(plan.schedule.sigmas), recache))

@@ -32,8 +32,9 @@ class Restart:
     """A timeline of ``rollout_frames`` latent frames that begins anew, from ``context_frames`` clean ones, when it is full.
 
     CausVid: 21 and 3. Krea: 6 and 3, so every block but the first two starts over. The first context frame is what
-    ``anchor(pixel_frames_from_end)`` returns (that pixel frame of the video so far, encoded; [B, C, 1, h, w] in model space), or
-    the true first latent while the context reaches back to it; ``keep_first`` uses the true first latent always.
+    ``anchor(pixel_frames_from_end)`` returns: that pixel frame of the video so far (1 = the last), encoded, [B, C, 1, h, w] in
+    model space; it is the one before those of the other context frames. While (block index - 1) * block < ``context_frames``
+    it is the true first latent instead, with ``keep_first`` always.
     """
 
     rollout_frames: int
@@ -55,6 +56,7 @@ class BlockwisePlan:
     ``noise`` [B, C, T, h, w] covers the whole length; the part under the ``prefix`` [B, C, p, h, w] (clean, model space) is
     ignored. ``prompt_at`` names the prompt of a latent frame; when it changes at a block border, the last ``recache_frames``
     clean latents are run again in the new prompt (None: the cache keeps what it learned under the old one).
+    With ``rebuild`` all clean latents of the timeline are run again instead, block by block, and the cache starts from nothing.
     ``clean_last`` also runs the clean passes whose result nothing reads.
     """
 
@@ -67,6 +69,7 @@ class BlockwisePlan:
     on_step: StepCallback | None = None
     clean_last: bool = False
     recache_frames: int | None = None
+    rebuild: bool = False
     restart: Restart | None = None
     solver: SolverKind = "renoise"
 

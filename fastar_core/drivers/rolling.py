@@ -12,7 +12,7 @@ import torch
 
 from ..context import FwdCtx
 from ..geometry import Block, token_grid
-from .blockwise import prefill
+from .blockwise import in_chunks, prefill
 from .plan import BlockDone, BlockwisePlan, ModelCall
 
 
@@ -73,7 +73,7 @@ def _renoise(plan: BlockwisePlan, members: list[Block], window: int, x0: torch.T
 def run_rolling(call: ModelCall, plan: BlockwisePlan) -> Iterator[BlockDone]:
     """Yields each block when it leaves the window, before its clean pass. ``plan.schedule.sigmas`` are the levels."""
     if plan.prefix is not None:
-        prefill(call, plan, plan.prefix)
+        prefill(call, plan, in_chunks(plan.prefix, plan.block))
     blocks, num_levels = plan.blocks, len(plan.schedule.sigmas)
     carried: list[torch.Tensor] = []
     for window in range(num_windows(len(blocks), num_levels)):

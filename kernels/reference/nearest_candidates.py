@@ -20,11 +20,14 @@ def nearest_candidates(
     q_scale: torch.Tensor | None = None,
     key_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    if keys.shape[2] == 0:
+        candidates = candidates[:, :0]
     rows = candidates.long().clamp_min(0)
     usable = (candidates >= 0).expand(*q.shape[:2], -1, -1)
     if valid is not None:
         usable = usable & valid[:, :, rows]
     score = scores(values(q, q_scale)[..., None, :], values(keys, key_scale)[:, :, rows], metric)
     place, top = best(score[..., 0, :], usable)
-    chosen = rows.expand(*q.shape[:2], -1, -1).gather(-1, place.clamp_min(0)[..., None])[..., 0]
+    padded = torch.nn.functional.pad(rows, (0, 1)).expand(*q.shape[:2], -1, -1)
+    chosen = padded.gather(-1, place.clamp_min(0)[..., None])[..., 0]
     return chosen.masked_fill(place < 0, -1), top

@@ -27,4 +27,4 @@ def tile_table(offsets: torch.Tensor, key_ranges: torch.Tensor, tile_rows: int, 
                 rows[b, h, t] = torch.tensor([start, count])
                 keys[b, h, t] = key_ranges[b, h, c].cpu()
     parts = [rows[..., 0], rows[..., 1], keys[..., 0], keys[..., 1]]
-    return TileTable(*(part.contiguous().to(offsets.device) for part in parts), tile_rows)
+    return TileTable(*(part.contiguous().to(offsets.device) for part in parts), tile_rows, covers_rows=True)

@@ -1,39 +1,55 @@
-"""Dense attention through torch's fused kernels.
-
-The query rows are walked in chunks when the device would fall back to a full score matrix, so that the largest temporary stays
-below MAX_SCORE_BYTES (users of some devices lose runs to one 60 GB request).
-"""
+"""Dense attention through torch's fused kernels."""
 
 from __future__ import annotations
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-MAX_SCORE_BYTES = 256 * 2**20
-SCORE_ELEMENT_BYTES = 4
+from ..constraints import Limits
+from .fused import softmax_attention
 
-
-def why_not(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> str | None:
-    if k.shape[1] == 0:
-        return "there are no keys to attend to"
-    return None
+LIMITS = Limits("attend")
+why_not = LIMITS.why_not
 
 
-def _rows_per_chunk(q: torch.Tensor, num_keys: int) -> int:
-    per_row = q.shape[0] * q.shape[2] * num_keys * SCORE_ELEMENT_BYTES
-    return max(1, MAX_SCORE_BYTES // per_row)
-
-
-def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d) + bias) v for [B, N, H, D] tensors; bias broadcasts to [B, H, keys]."""
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    lengths: torch.Tensor | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     qt, kt, vt = (t.transpose(1, 2) for t in (q, k, v))
-    mask = None if bias is None else bias[:, :, None, :].to(q.dtype)
-    rows = _rows_per_chunk(q, k.shape[1])
-    parts = []
-    for chunk in qt.split(rows, dim=2):
-        part_mask = mask
-        if mask is not None:
-            part_mask = mask.expand(mask.shape[0], mask.shape[1], chunk.shape[2], mask.shape[3])
-        parts.append(scaled_dot_product_attention(chunk, kt, vt, attn_mask=part_mask))
-    out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-    return out.transpose(1, 2)
+    if lengths is None:
+        out, lse = softmax_attention(qt, kt, vt, bias, return_lse)
+    else:
+        out, lse = _by_length(qt, kt, vt, bias, lengths, return_lse)
+    out = out.transpose(1, 2)
+    return (out, lse) if lse is not None else out
+
+
+def _by_length(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor | None,
+    lengths: torch.Tensor,
+    return_lse: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """One call when all heads have the same length, else one per batch row and head on views: rows past it are never read."""
+    wanted = lengths.tolist()
+    if len({n for row in wanted for n in row}) == 1:
+        n = wanted[0][0]
+        return softmax_attention(q, k[:, :, :n], v[:, :, :n], None if bias is None else bias[..., :n], return_lse)
+    out = torch.empty_like(q)
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32) if return_lse else None
+    full = None if bias is None else bias.expand(q.shape[0], q.shape[1], -1)
+    for b, row in enumerate(wanted):
+        for h, n in enumerate(row):
+            at = (slice(b, b + 1), slice(h, h + 1))
+            keys = (*at, slice(0, n))
+            part = softmax_attention(q[at], k[keys], v[keys], None if full is None else full[keys], return_lse)
+            out[at] = part[0]
+            if lse is not None and part[1] is not None:
+                lse[at] = part[1]
+    return out, lse

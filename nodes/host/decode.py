@@ -239,7 +239,7 @@ class StreamDecoder:
             "whole": lambda: _WholeClip(vae),
         }[self.kind]()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def push(self, latents: Tensor) -> Tensor:
         """latents [B, C, n, h, w] in VAE space, n >= 1 -> the frames that are ready, [B, F, H, W, 3] in 0..1 on the
         CPU.
@@ -256,7 +256,7 @@ class StreamDecoder:
         self.latents_in += latents.shape[2]
         return self._give(lambda decoder: decoder.push(latents.detach()))
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def flush(self) -> Tensor:
         """The frames of everything that still waited, [B, F, H, W, 3]; call it once after the last push."""
         frames = self._give(lambda decoder: decoder.flush())

@@ -72,6 +72,7 @@ class HostModel:
         self._row_branches: list[Hashable] = []
         self._layer: int | None = None
         self._handled = 0
+        self._served: set[tuple[Hashable, int]] = set()
 
     # -- installing ---------------------------------------------------------------------------------------------------
 
@@ -111,6 +112,7 @@ class HostModel:
         x = x.to(self.device)
         sigma = ctx.sigmas[0] if ctx.uniform else PER_FRAME_SIGMA
         self._handled = 0
+        self._served.clear()
         self.run.begin(ctx)
         try:
             denoised = self.model(x, x.new_full((x.shape[0],), sigma), **self.extra_args)
@@ -159,6 +161,7 @@ class HostModel:
         if self.run.ctx is None or kwargs.get("mask") is not None or q.ndim != 3:
             raise UnsupportedError("self-attention arrived masked, reshaped or outside a block of the driver; remove the node that "
                                    "changes this model's self-attention")
+        self._claim(layer)
         rows = q.shape[0] // len(self._row_branches)
 
         def dense(qh: torch.Tensor, kh: torch.Tensor, vh: torch.Tensor) -> torch.Tensor:
@@ -171,6 +174,15 @@ class HostModel:
                  for branch, *qkv in zip(self._row_branches, *split)]
         self._handled += 1
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _claim(self, layer: int) -> None:
+        """A branch attends once per layer and call; a second time would overwrite its keys with others."""
+        for branch in self._row_branches:
+            if (branch, layer) in self._served:
+                raise UnsupportedError("a conditioning entry was evaluated twice in one step, or two entries cannot be told apart: "
+                                       "the cache of one would hold the keys of the other. Guidance nodes such as perturbed "
+                                       "attention or skip layer do that; remove them")
+            self._served.add((branch, layer))
 
     def _pass_on(self, func: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> torch.Tensor:
         if self.previous is not None:

@@ -1,8 +1,7 @@
-"""Start images and start latents: what the first frames of a video are held to."""
+"""Start images: fitted to the video and encoded to the clean latents it starts with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import comfy.utils
@@ -67,34 +66,3 @@ def _encode(vae: Any, frames: Tensor, latents: int) -> Tensor:
                                f"expected [1, channels, {latents}, {height}, {width}]; connect the VAE that belongs "
                                "to the model (Wan 2.1 VAE)")
     return coded
-
-
-def check_start_latent(latent: Mapping[str, Any] | Tensor, channels: int, rows: int, columns: int,
-                       batch: int) -> Tensor:
-    """A LATENT that the video starts with -> [batch, channels, p, rows, columns] float32 on the CPU, unchanged values.
-
-    rows, columns: latent pixels (height / 8, width / 8). A single latent is repeated for every row of the batch. Raises
-    GeometryError with what is wrong and where such a latent comes from.
-    """
-    samples = latent if isinstance(latent, Tensor) else latent["samples"]
-    shape = tuple(samples.shape)
-    expected = f"[{batch} or 1, {channels}, frames, {rows}, {columns}]"
-    if samples.ndim == 4:
-        raise GeometryError(f"start_latent has shape {shape}, a latent of pictures; a video latent {expected} is "
-                            "needed. Encode the picture with the Wan 2.1 VAE, or connect it to start_image instead")
-    if samples.ndim != 5 or not shape[2]:
-        raise GeometryError(f"start_latent has shape {shape}, expected {expected}")
-    if shape[1] != channels:
-        raise GeometryError(f"start_latent has {shape[1]} channels, the model makes {channels}; it comes from the "
-                            "VAE of another model. Encode the start with the VAE that belongs to this model")
-    if shape[3:] != (rows, columns):
-        scale = PIXELS_PER_LATENT
-        raise GeometryError(f"start_latent is for {shape[4] * scale} x {shape[3] * scale} pixels, the video has "
-                            f"{columns * scale} x {rows * scale}; set width and height to the size of the start")
-    if shape[0] not in (1, batch):
-        raise GeometryError(f"start_latent has {shape[0]} rows, the batch has {batch}; give one, or one per row")
-    samples = samples.detach().float().cpu()
-    if not bool(torch.isfinite(samples).all()):
-        raise GeometryError("start_latent holds values that are not numbers (NaN or infinite); the step that made it "
-                            "went wrong")
-    return samples.expand(batch, -1, -1, -1, -1).contiguous()

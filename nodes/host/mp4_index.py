@@ -128,6 +128,11 @@ def complete_header(header: bytes, table: FrameTable) -> bytes:
     return rebuild(b"moov", find(header, b"moov"), len(header))
 
 
+def skipped(fragment: bytes) -> bytes:
+    """The fragment disguised as one box that players skip; its true first 8 bytes, written over it, make it count."""
+    return struct.pack(">I4s", len(fragment), b"free") + fragment[8:]
+
+
 def data_cover(header: bytes, end: int) -> tuple[int, bytes]:
     """(offset, 16 bytes) to write there: makes everything from the old `moov` up to `end` one data box."""
     start = find(header, b"moov")

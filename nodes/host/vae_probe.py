@@ -41,7 +41,7 @@ def tolerance(vae: Any) -> float:
     return TOLERANCE.get(vae.vae_dtype, max(TOLERANCE.values()))
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def probe(vae: Any, block: int) -> VaeProbe:
     """Decode four tiny random latents both ways, pushed in blocks of `block`; fall back to the stock decode if they
     differ.

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...fastar_core.errors import ConfigError, FastARError, GeometryError
 from .fragments import FragmentEncoder
-from .mp4_index import complete_header, data_cover
+from .mp4_index import complete_header, data_cover, skipped
 
 logger = logging.getLogger(__name__)
 
@@ -116,15 +116,21 @@ class VideoSink:
         return frames
 
     def _append(self, fragment: bytes) -> None:
+        """Write a fragment so that it counts only when it is complete: until then players see a box to skip."""
         try:
+            start = self._end
             if self._file is None:
                 self._create()
-                fragment = self._encoder.header + fragment
-            self._put(fragment)
+                self._put(self._encoder.header)
+                start = len(self._encoder.header)
+            self._put(skipped(fragment))
+            self._file.seek(start)
+            self._put(fragment[:8])
+            self._file.seek(0, os.SEEK_END)
         except OSError as reason:
             self._shut(cut=True)
             raise self._failure(reason, self.path or self._folder) from reason
-        self._end += len(fragment)
+        self._end = start + len(fragment)
         self.frames_written = self._encoder.frames_out
 
     def _put(self, data: bytes) -> None:

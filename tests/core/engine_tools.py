@@ -28,13 +28,13 @@ def window(frames: int, sink: int = 0, **changes: object) -> PolicySettings:
     return PolicySettings("sink_window", frames, sink, **changes)
 
 
-def tiny_weights(seed: int = 1, std: float = 0.15) -> dict[str, Tensor]:
+def tiny_weights(seed: int = 1, std: float = 0.15, channels: int = CHANNELS) -> dict[str, Tensor]:
     """A native state dict of 2 layers; attention is peaked enough that every wrong rule shows."""
     generator = torch.Generator().manual_seed(seed)
-    shapes: dict[str, tuple[int, ...]] = {"patch_embedding": (DIM, CHANNELS, 1, 2, 2), "text_embedding.0": (DIM, TEXT),
+    shapes: dict[str, tuple[int, ...]] = {"patch_embedding": (DIM, channels, 1, 2, 2), "text_embedding.0": (DIM, TEXT),
                                           "text_embedding.2": (DIM, DIM), "time_embedding.0": (DIM, 256),
                                           "time_embedding.2": (DIM, DIM), "time_projection.1": (6 * DIM, DIM),
-                                          "head.head": (CHANNELS * 4, DIM)}
+                                          "head.head": (channels * 4, DIM)}
     plain: dict[str, tuple[int, ...]] = {"head.modulation": (1, 2, DIM)}
     for layer in range(LAYERS):
         name = f"blocks.{layer}"

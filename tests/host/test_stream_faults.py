@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ pytestmark = pytest.mark.cpu
 
 
 @pytest.fixture
-def parts(host: Host) -> tuple[Any, Any]:
-    return tiny_model(), tiny_wan_vae()
+def parts(host: Host) -> Iterator[tuple[Any, Any]]:
+    from comfy import model_management
+
+    yield tiny_model(), tiny_wan_vae()
+    model_management.interrupt_current_processing(False)
 
 
 def tracked(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
@@ -91,16 +94,43 @@ def in_place(owner: str, name: str, number: int, action: Callable[[], None]) -> 
     return install
 
 
+def in_decode(number: int, action: Callable[[], None]) -> Callable[[pytest.MonkeyPatch], None]:
+    """Acts before push ``number`` (from 0) into the decoder of the run; the probe before it is not counted."""
+
+    def install(monkeypatch: pytest.MonkeyPatch) -> None:
+        from fastar_pack.nodes.host import stream_job
+
+        plain = stream_job.choose_decoder
+
+        def choose(*args: Any) -> Any:
+            decoder = plain(*args)
+            push, seen = decoder.push, []
+
+            def wrapped(latents: torch.Tensor) -> torch.Tensor:
+                seen.append(1)
+                if len(seen) == number + 1:
+                    action()
+                return push(latents)
+
+            decoder.push = wrapped
+            return decoder
+
+        monkeypatch.setattr(stream_job, "choose_decoder", choose)
+
+    return install
+
+
 CASES = {
     "interrupt in the first call": at_call(0, interrupt),
     "interrupt in a later step": at_call(3, interrupt),
     "interrupt in the clean pass": at_call(4, interrupt),
     "interrupt in the second block": at_call(6, interrupt),
-    "interrupt before a decode": in_place("nodes.host.decode.StreamDecoder", "push", 5, interrupt),
-    "interrupt in the last write": in_place("nodes.host.video_file.VideoSink", "write", 1, interrupt),
+    "interrupt in the first decode": in_decode(0, interrupt),
+    "interrupt in the last decode": in_decode(1, interrupt),
+    "interrupt in a write": in_place("nodes.host.video_file.VideoSink", "write", 0, interrupt),
     "error in the first call": at_call(0, fail),
     "error in the clean pass": at_call(4, fail),
-    "error in a decode": in_place("nodes.host.decode.StreamDecoder", "push", 5, fail),
+    "error in a decode": in_decode(1, fail),
     "error in a write": in_place("nodes.host.video_file.VideoSink", "write", 1, fail),
     "error in the cache": in_place("fastar_core.policies.frame_cache.FrameCache", "attend", 7, fail),
     "error in the preview": in_place("nodes.host.preview.StreamProgress", "step", 2, fail),
@@ -170,7 +200,7 @@ def test_an_error_names_the_file_and_keeps_the_latents(host: Host, parts: tuple[
     from comfy_api.latest._input_impl import VideoFromFile
 
     whole = sample(host, *parts, length=33)[0]
-    in_place("nodes.host.decode.StreamDecoder", "push", 5, fail)(monkeypatch)  # 2 pushes of the probe, then block 3 of this run
+    in_decode(2, fail)(monkeypatch)
     with pytest.raises(Broken) as caught:
         sample(host, *parts, length=33, frames_to="file", filename_prefix="err/clip")
     files = {path.suffix: path for path in (host.base / "output" / "err").iterdir()}
@@ -180,7 +210,7 @@ def test_an_error_names_the_file_and_keeps_the_latents(host: Host, parts: tuple[
     Path(host.base / "input" / "kept.latent").write_bytes(files[".latent"].read_bytes())
     kept = host_nodes.LoadLatent().load("kept.latent")[0]["samples"]
     assert torch.equal(kept, whole[:, :, :kept.shape[2]])
-    assert kept.shape[2] * 4 - 3 > shown > 0
+    assert (kept.shape[2], shown) == (9, 21)
 
 
 def test_a_full_disk_is_explained(host: Host, parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:

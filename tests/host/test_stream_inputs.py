@@ -32,7 +32,7 @@ def test_cfg_is_the_same_in_one_call_and_in_two(host: Host, parts: tuple[Any, An
     apart = sample(host, *parts, cfg=3.0, negative=text(2))[0]
     assert set(calls.batches) == {1}
     assert len(calls.batches) == 18
-    assert (together - apart).abs().max() < 1e-5
+    assert (together - apart).abs().max() < 1e-4  # values reach 10
     assert (together - sample(host, *parts)[0]).abs().max() > 1e-2
 
 

@@ -21,6 +21,7 @@ PUBLISHED = {
     "FastARPrompts",
     "FastARDemoVAE",
     "FastARDemoText",
+    "FastARDemoSlate",
 }
 
 

@@ -12,7 +12,7 @@ Environment = dict[str, str]
 
 @dataclass(frozen=True)
 class Lane:
-    """`prepare` gives environment variables or raises SkipLane. `slow` paths are left out by --fast."""
+    """`prepare` gives environment variables or raises LaneSkippedError. `slow` paths are left out by --fast."""
 
     name: str
     what: str

@@ -20,7 +20,7 @@ BROWSER_PACKAGES = ("chromium", "fonts-noto-core")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
-class SkipLane(Exception):
+class LaneSkippedError(Exception):
     """A lane cannot run here; says why."""
 
 
@@ -59,7 +59,7 @@ class Setup:
         cache = paths.Cache(paths.cache_folder())
         speaker = talk.Talk()
         wishes = provision.Wishes(python, offline)
-        found = provision.set_up_own(cache, wishes, speaker, [pins.testing_layer()])
+        found = provision.set_up_own(cache, wishes, speaker, [pins.layer_for_tests()])
         return cls(cache, speaker, found.path, offline, python is not None)
 
     def host_environment(self) -> dict[str, str]:
@@ -68,7 +68,7 @@ class Setup:
 
 
 def newer_host() -> Path:
-    """A ComfyUI of at least NEWER: COMFYUI_PATH or ~/comfy/ComfyUI; raises SkipLane without one."""
+    """A ComfyUI of at least NEWER: COMFYUI_PATH or ~/comfy/ComfyUI; raises LaneSkippedError without one."""
     load_runner()
     from _runner import locate
 
@@ -84,7 +84,7 @@ def newer_host() -> Path:
         if locate.version_numbers(version) >= NEWER:
             return folder
         tried.append(f"{folder} is {version}")
-    raise SkipLane(f"no ComfyUI 0.27 or newer: {'; '.join(tried)} (set COMFYUI_PATH to one)")
+    raise LaneSkippedError(f"no ComfyUI 0.27 or newer: {'; '.join(tried)} (set COMFYUI_PATH to one)")
 
 
 def newer_environment(setup: Setup) -> dict[str, str]:
@@ -93,13 +93,13 @@ def newer_environment(setup: Setup) -> dict[str, str]:
 
     folder = newer_host()
     if not setup.fixed_python:
-        layers = [pins.testing_layer(), pins.newer_host_layer()]
+        layers = [pins.layer_for_tests(), pins.layer_for_newer_host()]
         try:
             provision.set_up_own(setup.cache, provision.Wishes(None, setup.offline), setup.talk, layers)
         except errors.RunnerError as reason:
             if not setup.offline:
                 raise
-            raise SkipLane(str(reason)) from reason
+            raise LaneSkippedError(str(reason)) from reason
     stubs = setup.cache.made("stubs", "torchaudio")
     (stubs / "__init__.py").write_text('"""Empty: the host imports torchaudio, no test uses it."""\n', encoding="utf-8")
     return {
@@ -112,7 +112,7 @@ def newer_environment(setup: Setup) -> dict[str, str]:
 def browser_environment(setup: Setup) -> dict[str, str]:
     """For tests in a real browser; installs Chromium and playwright-core where that is possible."""
     if not any((ROOT / "tests" / "browser").glob("test_*.py")):
-        raise SkipLane("tests/browser holds no tests")
+        raise LaneSkippedError("tests/browser holds no tests")
     chromium = next(filter(None, map(shutil.which, BROWSERS)), None) or _install_chromium(setup)
     return {
         **setup.host_environment(),
@@ -125,9 +125,9 @@ def _install_chromium(setup: Setup) -> str:
     """Debian's Chromium (and Node.js if that is missing, for playwright-core)."""
     why = "no Chromium on the PATH, and "
     if setup.offline:
-        raise SkipLane(why + "--offline")
+        raise LaneSkippedError(why + "--offline")
     if sys.platform != "linux" or os.geteuid() != 0 or not shutil.which("apt-get"):
-        raise SkipLane(why + "it is installed only by root on Debian-like systems")
+        raise LaneSkippedError(why + "it is installed only by root on Debian-like systems")
     packages = [*BROWSER_PACKAGES, *(() if shutil.which("npm") else ("nodejs", "npm"))]
     setup.talk.say(f"Installing {', '.join(packages)} (about 250 MB) with apt-get for the browser tests.")
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -141,10 +141,10 @@ def _install_chromium(setup: Setup) -> str:
             check=False,
         )
         if done.returncode != 0:
-            raise SkipLane(why + f"apt-get {command[0]} failed: {done.stderr.strip()[-300:]}")
+            raise LaneSkippedError(why + f"apt-get {command[0]} failed: {done.stderr.strip()[-300:]}")
     found = shutil.which("chromium")
     if found is None:
-        raise SkipLane(why + "apt-get brought none")
+        raise LaneSkippedError(why + "apt-get brought none")
     return found
 
 
@@ -156,10 +156,12 @@ def _install_playwright(setup: Setup) -> Path:
     if package.is_file() and json.loads(package.read_text(encoding="utf-8")).get("version") == PLAYWRIGHT:
         return package.parents[1]
     if npm is None or setup.offline:
-        raise SkipLane("no playwright-core, and " + ("--offline" if setup.offline else "no npm to install it with"))
+        raise LaneSkippedError(
+            "no playwright-core, and " + ("--offline" if setup.offline else "no npm to install it with")
+        )
     setup.talk.say(f"Installing playwright-core {PLAYWRIGHT} (5 MB, Apache-2.0) with npm for the browser tests.")
     command = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", f"playwright-core@{PLAYWRIGHT}"]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
     if done.returncode != 0:
-        raise SkipLane(f"npm could not install playwright-core: {done.stderr.strip()[-300:]}")
+        raise LaneSkippedError(f"npm could not install playwright-core: {done.stderr.strip()[-300:]}")
     return package.parents[1]
