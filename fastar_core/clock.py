@@ -29,7 +29,7 @@ class Clock:
             self._inner = outer + took
 
     def split(self) -> dict[str, float]:
-        """{"sampling", "vae", "other", "total"} in seconds, rounded; other = loading, text, files and all that was not measured."""
+        """Seconds of sampling, vae, other (loading, text, files and all that was not measured) and total, rounded."""
         total = time.monotonic() - self._start
         sampling, vae = self.spent["sampling"], self.spent["vae"]
         parts = {"sampling": sampling, "vae": vae, "other": max(0.0, total - sampling - vae), "total": total}

@@ -6,8 +6,8 @@ model's dtype and collide past latent frame 256 in bfloat16; these do not.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Sequence
 
 import torch
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Callable, Hashable
+from collections.abc import Callable, Hashable
 
 from .attention import Attention
 from .context import FwdCtx

@@ -7,6 +7,7 @@ x_t = (1 - sigma) x0 + sigma noise, timestep = 1000 sigma. The reference sampler
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -52,7 +53,7 @@ class SigmaSchedule:
         for name, values in (("sigmas", self.sigmas), ("first_block", self.first_block)):
             if values is None:
                 continue
-            falling = all(a > b for a, b in zip(values, values[1:]))
+            falling = all(a > b for a, b in pairwise(values))
             if not values or not falling or values[0] > 1 or values[-1] <= 0:
                 raise ConfigError(f"{name} = {values}: expected at least one value, falling, inside (0, 1]")
 

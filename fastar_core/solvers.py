@@ -7,7 +7,8 @@ whose result is corrected with the model output of the step it predicted.
 from __future__ import annotations
 
 import math
-from typing import Protocol, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
@@ -89,7 +90,7 @@ class UniPCSolver:
         slopes = [(self.outputs[-2] - last) / node for node in nodes]
         if new is not None:
             nodes, slopes = [*nodes, 1.0], [*slopes, new - last]
-        weights = _solve(nodes, moments, predictor=new is None)
+        weights = _solve(nodes, moments)
         for weight, slope in zip(weights, slopes):
             out = out - (1 - following) * first * weight * slope
         return out
@@ -106,7 +107,7 @@ class UniPCSolver:
         return self._step(x, step, None, 1 if last_step or step == 0 else 2)
 
 
-def _solve(nodes: list[float], moments: list[float], predictor: bool) -> list[float]:
+def _solve(nodes: list[float], moments: list[float]) -> list[float]:
     """Weights rho with sum_k rho_k node_k^(i-1) = b_i; the single-node predictor and corrector of order 2 use 1/2 as published."""
     if len(nodes) == 1:
         return [0.5]

@@ -8,7 +8,14 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from .errors import ConfigError, GeometryError
-from .geometry import PIXELS_PER_LATENT, RunGeometry, kv_bytes_per_frame, latent_frames_for, pixel_frames_for, token_grid
+from .geometry import (
+    PIXELS_PER_LATENT,
+    RunGeometry,
+    kv_bytes_per_frame,
+    latent_frames_for,
+    pixel_frames_for,
+    token_grid,
+)
 from .noise import seeded_normal
 from .policies import PolicySettings
 from .presets import AUTO, Preset, check_length, check_prefix, check_window, get_preset, preset_keys, schedule
@@ -26,13 +33,14 @@ def choose_preset(choice: str, settings: FastARSettings | None) -> tuple[Preset,
     own = settings.preset if settings is not None else None
     if choice == AUTO:
         if own is None:
-            raise ConfigError("preset is 'auto', but this model does not say which family it is of; load it with FAST-AR Load "
-                              f"Streaming Model or choose preset: {', '.join(preset_keys())}")
+            raise ConfigError("preset is 'auto', but this model does not say which family it is of; load it with "
+                              f"FAST-AR Load Streaming Model or choose preset: {', '.join(preset_keys())}")
         chosen, warnings = own, []
     else:
         chosen = get_preset(choice)
-        warnings = [f"preset '{choice}' was chosen, the model was loaded as '{own.key}'; a wrong preset gives worse video"
-                    ] if own is not None and own.key != choice else []
+        warnings = []
+        if own is not None and own.key != choice:
+            warnings = [f"preset '{choice}' was chosen, the model was loaded as '{own.key}'; a wrong one gives worse video"]
     if not chosen.available:
         raise ConfigError(f"preset '{chosen.key}': this version has no sampling loop for {chosen.label}; choose one of "
                           f"{', '.join(preset_keys())}")
@@ -47,7 +55,8 @@ def preset_policy(preset: Preset) -> PolicySettings:
     return PolicySettings("sink_window", preset.window_frames, preset.sink_frames, positions)
 
 
-def choose_policy(cache: str, window: int, sink: int, preset: Preset, settings: FastARSettings | None) -> PolicySettings:
+def choose_policy(cache: str, window: int, sink: int, preset: Preset,
+                  settings: FastARSettings | None) -> PolicySettings:
     """Cache rule of the run: "preset" = what a patch node set on the model, else the family's own rule."""
     base = preset_policy(preset)
     if cache == "preset":
@@ -58,8 +67,8 @@ def choose_policy(cache: str, window: int, sink: int, preset: Preset, settings: 
     if cache != "sink_window":
         raise ConfigError(f"cache is '{cache}', expected one of {', '.join(CACHE_CHOICES)}")
     if window < sink + preset.block:
-        raise ConfigError(f"a window of {window} latent frames cannot hold a sink of {sink} and a block of {preset.block}; raise "
-                          f"window to {sink + preset.block} or more, or lower sink")
+        raise ConfigError(f"a window of {window} latent frames cannot hold a sink of {sink} and a block of {preset.block}; "
+                          f"raise window to {sink + preset.block} or more, or lower sink")
     return replace(base, kind="sink_window", window_frames=window, sink_frames=sink)
 
 
@@ -72,7 +81,7 @@ def goes_to_file(choice: str, length: int) -> bool:
 
 @dataclass(frozen=True)
 class Canvas:
-    """Sizes of a run: pixels, pixel frames to deliver, latent frames to compute, rows of the batch, clean prefix frames."""
+    """Sizes of a run: pixels, pixel frames to deliver, latent frames to compute, batch rows, clean prefix frames."""
 
     width: int
     height: int
@@ -84,12 +93,14 @@ class Canvas:
         for name, value in (("width", self.width), ("height", self.height)):
             if value < PIXELS_PER_LATENT or value % PIXELS_PER_LATENT:
                 near = max(1, round(value / PIXELS_PER_LATENT)) * PIXELS_PER_LATENT
-                raise GeometryError(f"{name} is {value} pixels, expected a multiple of {PIXELS_PER_LATENT}; set {name} to {near}")
+                raise GeometryError(f"{name} is {value} pixels, expected a multiple of {PIXELS_PER_LATENT}; "
+                                    f"set {name} to {near}")
         if self.batch < 1:
             raise GeometryError(f"batch_size is {self.batch}, at least 1 is needed")
         if self.prefix_frames >= self.latent_frames:
-            raise GeometryError(f"the start frames fill {self.prefix_frames} of {self.latent_frames} latent frames and leave nothing "
-                                f"to generate; raise length above {pixel_frames_for(self.prefix_frames)} or give fewer start frames")
+            raise GeometryError(f"the start frames fill {self.prefix_frames} of {self.latent_frames} latent frames and leave "
+                                f"nothing to generate; raise length above {pixel_frames_for(self.prefix_frames)} or give "
+                                "fewer start frames")
 
     @property
     def latent_frames(self) -> int:
@@ -130,10 +141,10 @@ def draw_noise(seed: int, shape: Sequence[int], prefix_frames: int, preset: Pres
 
 
 def given_schedule(sigmas: Sequence[float], preset: Preset) -> SigmaSchedule:
-    """Schedule of a SIGMAS input (falling, ends with 0) with the preset's own list for the first block, where it has one."""
+    """Schedule of a SIGMAS input (falling, ends with 0), with the preset's own list for the first block if it has one."""
     if len(sigmas) < 2 or sigmas[-1] != 0:
-        raise ConfigError(f"sigmas are {[round(s, 4) for s in sigmas]}; expected falling values that end with 0: use a full "
-                          "schedule (denoise 1) without a split")
+        raise ConfigError(f"sigmas are {[round(s, 4) for s in sigmas]}; expected falling values that end with 0: use a "
+                          "full schedule (denoise 1) without a split")
     own = schedule(preset)
     return SigmaSchedule(tuple(sigmas[:-1]), own.first_block, None, own.first_timesteps)
 
@@ -141,15 +152,17 @@ def given_schedule(sigmas: Sequence[float], preset: Preset) -> SigmaSchedule:
 def planned_kv_bytes(policy: PolicySettings, geometry: RunGeometry, width: int, element_bytes: int, rows: int) -> int:
     """Bytes the cache will hold at most. ``width`` = heads x head dim, ``rows`` = batch rows over all branches.
 
-    The store has its full size from the first call on; once frames are evicted, the last block's former rows are kept too.
+    The store has its full size from the first call on; once frames are evicted, the last block's former rows are kept
+    too.
     """
-    capacity = geometry.total_frames if policy.window_frames is None else min(policy.window_frames, geometry.total_frames)
+    capacity = min(policy.window_frames or geometry.total_frames, geometry.total_frames)
     undo = min(geometry.block, capacity) if capacity < geometry.total_frames else 0
     per_frame = kv_bytes_per_frame(geometry.num_layers, width, geometry.tokens_per_frame, element_bytes, rows)
     return (capacity + undo) * per_frame
 
 
-def largest_window(policy: PolicySettings, geometry: RunGeometry, width: int, element_bytes: int, rows: int, room: int) -> int:
+def largest_window(policy: PolicySettings, geometry: RunGeometry, width: int, element_bytes: int, rows: int,
+                   room: int) -> int:
     """Latent frames of the largest window whose cache fits into ``room`` bytes; 0 when not even two blocks do."""
     per_frame = kv_bytes_per_frame(geometry.num_layers, width, geometry.tokens_per_frame, element_bytes, rows)
     window = room // max(1, per_frame) - geometry.block
@@ -169,15 +182,18 @@ class Choice:
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        own = check_length(self.preset, self.canvas.latent_frames) if self.policy.window_frames is None else []
-        self.warnings += [*own, *check_prefix(self.preset, self.canvas.prefix_frames),
-                          *check_window(self.preset, self.policy.window_frames, self.policy.sink_frames, self.preset.block)]
+        preset, policy = self.preset, self.policy
+        self.warnings += check_length(preset, self.canvas.latent_frames) if policy.window_frames is None else []
+        self.warnings += check_prefix(preset, self.canvas.prefix_frames)
+        self.warnings += check_window(preset, policy.window_frames, policy.sink_frames, preset.block)
 
     def as_report(self) -> dict[str, object]:
         """Settings for the run report."""
         policy, canvas = self.policy, self.canvas
-        return {"preset": self.preset.key, "block": self.preset.block, "seed": self.seed, "cfg": self.cfg, "fps": self.fps,
-                "width": canvas.width, "height": canvas.height, "length": canvas.length, "batch": canvas.batch,
-                "prefix_latent_frames": canvas.prefix_frames,
-                "cache": {"policy": policy.kind, "window_frames": policy.window_frames, "sink_frames": policy.sink_frames,
-                          "positions": policy.positions}}
+        return {
+            "preset": self.preset.key, "block": self.preset.block, "seed": self.seed, "cfg": self.cfg, "fps": self.fps,
+            "width": canvas.width, "height": canvas.height, "length": canvas.length, "batch": canvas.batch,
+            "prefix_latent_frames": canvas.prefix_frames,
+            "cache": {"policy": policy.kind, "window_frames": policy.window_frames,
+                      "sink_frames": policy.sink_frames, "positions": policy.positions},
+        }

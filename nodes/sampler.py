@@ -11,49 +11,65 @@ from ..fastar_core.presets import AUTO, preset_keys
 from ..fastar_core.stream_choice import CACHE_CHOICES, FRAMES_CHOICES
 from .host import plain_sampler, stream_job
 
-_PRESET_HELP = ("How the model family is sampled. 'auto' takes what FAST-AR Load Streaming Model put on the model; choose it yourself "
-                "for a model from another loader.")
-_CACHE_HELP = ("What later frames can see: 'preset' = as the model's authors do, 'full' = everything (memory grows with length), "
-               "'sink_window' = the first frames and the most recent ones.")
-_WINDOW_HELP = "Only for cache sink_window: latent frames seen in all, the sink and the block being made included."
-_SINK_HELP = "Only for cache sink_window: latent frames at the beginning that always stay visible."
+_HELP = {
+    "preset": "How the model family is sampled. 'auto' takes what FAST-AR Load Streaming Model put on the model; choose it "
+              "yourself for a model from another loader.",
+    "cache": "What later frames can see: 'preset' = as the model's authors do, 'full' = everything (memory grows with "
+             "length), 'sink_window' = the first frames and the most recent ones.",
+    "window": "Only for cache sink_window: latent frames seen in all, the sink and the block being made included.",
+    "sink": "Only for cache sink_window: latent frames at the beginning that always stay visible.",
+    "width": "Width of the video in pixels, a multiple of 8.",
+    "height": "Height of the video in pixels, a multiple of 8.",
+    "length": "Frames of the video. Enough latent frames (4 frames each, the first 1) are computed, the surplus is cut.",
+    "fps": "Frames per second of the video; 0 = what the preset was trained for.",
+    "seed": "Start of the random numbers; the same seed and settings give the same video.",
+    "cfg": "Strength of the negative prompt. 1 = off, as distilled models want it; other values take twice the time.",
+    "frames_to": "'memory': all frames come out as IMAGE. 'file': they are written to the output folder block by block and "
+                 "IMAGE is the last block, so that memory does not grow. 'auto': file above 129 frames.",
+    "decode": "When the VAE works: between the blocks (the video grows while it is made) or at the end (needs less memory "
+              "at once). 'auto' decides by memory.",
+    "filename_prefix": "For frames_to file: name in the output folder, as in Save Video (%year%, %width% and so on work).",
+    "batch_size": "Videos made at the same time, each with noise of its own.",
+    "model": "A causal Wan model, from FAST-AR Load Streaming Model or Load Diffusion Model.",
+    "positive": "The prompt of the whole video; not used when prompts is connected.",
+    "vae": "The VAE that belongs to the model (Wan 2.1 VAE).",
+    "negative": "What to avoid; only used when cfg is not 1.",
+    "prompts": "Prompts that change over time, from FAST-AR Prompts.",
+    "start_image": "First frame of the video, or the first frames of a clip to go on from.",
+    "start_latent": "Finished latents to go on from; they stay as the first frames.",
+}
+
+
+def _input(name: str, kind: Any, **options: Any) -> dict[str, Any]:
+    return {name: (kind, {**options, "tooltip": _HELP[name]})}
 
 
 def _cache_inputs() -> dict[str, Any]:
     return {
-        "preset": ([AUTO, *preset_keys()], {"default": AUTO, "tooltip": _PRESET_HELP}),
-        "cache": (list(CACHE_CHOICES), {"default": "preset", "tooltip": _CACHE_HELP}),
-        "window": ("INT", {"default": 12, "min": 2, "max": 100000, "advanced": True, "tooltip": _WINDOW_HELP}),
-        "sink": ("INT", {"default": 3, "min": 0, "max": 100000, "advanced": True, "tooltip": _SINK_HELP}),
+        **_input("preset", [AUTO, *preset_keys()], default=AUTO),
+        **_input("cache", list(CACHE_CHOICES), default="preset"),
+        **_input("window", "INT", default=12, min=2, max=100000, advanced=True),
+        **_input("sink", "INT", default=3, min=0, max=100000, advanced=True),
     }
 
 
-def _size_inputs() -> dict[str, Any]:
+def _video_inputs() -> dict[str, Any]:
     return {
-        "width": ("INT", {"default": 832, "min": 16, "max": 8192, "step": 8, "tooltip": "Width of the video in pixels."}),
-        "height": ("INT", {"default": 480, "min": 16, "max": 8192, "step": 8, "tooltip": "Height of the video in pixels."}),
-        "length": ("INT", {"default": 81, "min": 1, "max": 1000000, "tooltip":
-                           "Frames of the video. Enough latent frames (4 frames each, the first 1) are computed, the surplus is cut."}),
-        "fps": ("FLOAT", {"default": 0.0, "min": 0.0, "max": 240.0, "step": 0.01,
-                          "tooltip": "Frames per second of the video; 0 = what the preset was trained for."}),
-        "seed": ("INT", {"default": 0, "min": 0, "max": 2**64 - 1, "control_after_generate": True,
-                         "tooltip": "Start of the random numbers; the same seed and settings give the same video."}),
-        "cfg": ("FLOAT", {"default": 1.0, "min": 0.0, "max": 100.0, "step": 0.1, "round": 0.01,
-                          "tooltip": "Strength of the negative prompt. 1 = off, as distilled models want it; else twice the time."}),
+        **_input("width", "INT", default=832, min=16, max=8192, step=8),
+        **_input("height", "INT", default=480, min=16, max=8192, step=8),
+        **_input("length", "INT", default=81, min=1, max=1000000),
+        **_input("fps", "FLOAT", default=0.0, min=0.0, max=240.0, step=0.01),
+        **_input("seed", "INT", default=0, min=0, max=2**64 - 1, control_after_generate=True),
+        **_input("cfg", "FLOAT", default=1.0, min=0.0, max=100.0, step=0.1, round=0.01),
     }
 
 
 def _output_inputs() -> dict[str, Any]:
     return {
-        "frames_to": (list(FRAMES_CHOICES), {"default": "auto", "tooltip":
-                      "'memory': all frames come out as IMAGE. 'file': they are written to the output folder block by block and IMAGE "
-                      "is the last block, so that memory does not grow. 'auto': file above 129 frames."}),
-        "decode": (list(MODES), {"default": "auto", "tooltip":
-                   "When the VAE works: between the blocks (the video grows while it is made) or at the end (needs less memory at "
-                   "once). 'auto' decides by memory."}),
-        "filename_prefix": ("STRING", {"default": "video/FAST-AR", "tooltip":
-                            "For frames_to file: name in the output folder, as in Save Video (%date% and the like work)."}),
-        "batch_size": ("INT", {"default": 1, "min": 1, "max": 64, "tooltip": "Videos made at the same time, each with noise of its own."}),
+        **_input("frames_to", list(FRAMES_CHOICES), default="auto"),
+        **_input("decode", list(MODES), default="auto"),
+        **_input("filename_prefix", "STRING", default="video/FAST-AR"),
+        **_input("batch_size", "INT", default=1, min=1, max=64),
     }
 
 
@@ -61,8 +77,8 @@ class FastARStreamingSampler:
     NODE_ID = "FastARStreamingSampler"
     DISPLAY_NAME = "FAST-AR Streaming Sampler"
     CATEGORY = "FAST-AR"
-    DESCRIPTION = ("Makes a video of any length block by block: every block sees what came before it through a cache, is decoded, and "
-                   "can go straight into a file.")
+    DESCRIPTION = ("Makes a video of any length block by block: every block sees what came before it through a cache, is "
+                   "decoded, and can go straight into a file.")
     FUNCTION = "sample"
     OUTPUT_NODE = True
     RETURN_TYPES = ("LATENT", "IMAGE", "VIDEO", "STRING")
@@ -77,19 +93,13 @@ class FastARStreamingSampler:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:
+        sockets = {"model": "MODEL", "positive": "CONDITIONING", "vae": "VAE", "negative": "CONDITIONING",
+                   "prompts": "FASTAR_PROMPTS", "start_image": "IMAGE", "start_latent": "LATENT"}
+        given = {name: _input(name, kind)[name] for name, kind in sockets.items()}
+        needed = {name: given.pop(name) for name in ("model", "positive", "vae")}
         return {
-            "required": {
-                "model": ("MODEL", {"tooltip": "A causal Wan model, from FAST-AR Load Streaming Model or Load Diffusion Model."}),
-                "positive": ("CONDITIONING", {"tooltip": "The prompt of the whole video; not used when prompts is connected."}),
-                "vae": ("VAE", {"tooltip": "The VAE that belongs to the model (Wan 2.1 VAE)."}),
-                **_size_inputs(), **_cache_inputs(), **_output_inputs(),
-            },
-            "optional": {
-                "negative": ("CONDITIONING", {"tooltip": "What to avoid; only used when cfg is not 1."}),
-                "prompts": ("FASTAR_PROMPTS", {"tooltip": "Prompts that change over time, from FAST-AR Prompts."}),
-                "start_image": ("IMAGE", {"tooltip": "First frame of the video, or the first frames of a clip to go on from."}),
-                "start_latent": ("LATENT", {"tooltip": "Finished latents to go on from; they stay as the first frames."}),
-            },
+            "required": {**needed, **_video_inputs(), **_cache_inputs(), **_output_inputs()},
+            "optional": given,
             "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "unique_id": "UNIQUE_ID"},
         }
 
@@ -104,8 +114,8 @@ class FastARSampler:
     NODE_ID = "FastARSampler"
     DISPLAY_NAME = "FAST-AR Sampler"
     CATEGORY = "FAST-AR"
-    DESCRIPTION = ("The streaming engine as a SAMPLER for SamplerCustomAdvanced. It uses the sigmas given there; decoding and files are "
-                   "left to other nodes.")
+    DESCRIPTION = ("The streaming engine as a SAMPLER for SamplerCustomAdvanced. It uses the sigmas given there; decoding and "
+                   "files are left to other nodes.")
     FUNCTION = "make"
     RETURN_TYPES = ("SAMPLER",)
     RETURN_NAMES = ("sampler",)

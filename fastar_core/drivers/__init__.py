@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 from .blockwise import num_blockwise_calls, run_blockwise
 from .plan import BlockDone, BlockwisePlan, ModelCall, Restart, SolverKind

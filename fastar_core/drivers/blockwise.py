@@ -6,7 +6,7 @@ LongLive adds a pass over the last clean latents when the prompt changes; CausVi
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 import torch
 

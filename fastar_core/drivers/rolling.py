@@ -6,7 +6,7 @@ rule covers ramp-up, steady state, ramp-down and any number of blocks, fewer tha
 
 from __future__ import annotations
 
-from typing import Iterator
+from collections.abc import Iterator
 
 import torch
 

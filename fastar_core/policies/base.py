@@ -38,7 +38,7 @@ class PolicySettings:
     recache: RecacheMode = "keep"
     tempcache: TempCacheSettings | None = None
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "PolicySettings":
+    def __deepcopy__(self, memo: dict[int, object]) -> PolicySettings:
         return self
 
 
@@ -80,8 +80,8 @@ class CachePolicy(ABC):
 
 def make_policy(settings: PolicySettings, geometry: RunGeometry, rope: RopeSpec, attention: Attention) -> CachePolicy:
     """Builds the policy named by the settings. Raises ConfigError for sizes that cannot work."""
-    from .frame_cache import FrameCache
     from ..tempcache.policy import TempCache
+    from .frame_cache import FrameCache
     from .rolling import RollingCache
 
     total, window, sink = geometry.total_frames, settings.window_frames, settings.sink_frames

@@ -38,9 +38,9 @@ def why_not_here(device: torch.device, forced: bool) -> str | None:
 
 
 def probe() -> str | None:
-    """Compiles and runs one small kernel. Outside of NVIDIA on Linux a child process does it first: a compiler that aborts
+    """Compiles and runs one small kernel.
 
-    takes only the child with it.
+    Outside of NVIDIA on Linux a child process does it first: a compiler that aborts takes only the child with it.
     """
     version = importlib.import_module("triton").__version__
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:

@@ -47,14 +47,14 @@ def _walk(
             k = tl.reshape(k_desc.load([batch, start, head, 0]), (BLOCK_N, BLOCK_D)).T
             v = tl.reshape(v_desc.load([batch, start, head, 0]), (BLOCK_N, BLOCK_D))
         else:
-            k_at = k_ptr + start.to(tl.int64) * stride_k + k_tile
-            v_at = v_ptr + start.to(tl.int64) * stride_v + v_tile
-            if MASKED or D != BLOCK_D:
+            k_at = k_ptr + tl.cast(start, tl.int64) * stride_k + k_tile
+            v_at = v_ptr + tl.cast(start, tl.int64) * stride_v + v_tile
+            if D == BLOCK_D:
+                k = tl.load(k_at, mask=use[None, :], other=0.0)
+                v = tl.load(v_at, mask=use[:, None], other=0.0)
+            else:
                 k = tl.load(k_at, mask=use[None, :] & (dims[:, None] < D), other=0.0)
                 v = tl.load(v_at, mask=use[:, None] & (dims[None, :] < D), other=0.0)
-            else:
-                k = tl.load(k_at)
-                v = tl.load(v_at)
         bias = scale
         if HAS_BIAS:
             bias = tl.load(bias_ptr + start + keys, mask=use, other=0.0)
@@ -62,7 +62,10 @@ def _walk(
     return acc, peak, total
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["sb_b", "sb_h", "rows", "num_keys", "tiles", "ranges"],
+    do_not_specialize_on_alignment=["bias", "order", "row_start", "row_count", "key_start", "key_end", "lengths", "lse"],
+)
 def attend_kernel(
     q, k, v, k_desc, v_desc, bias, order, row_start, row_count, key_start, key_end, lengths, out, lse,
     sq_b, sq_n, sq_h, sk_b, sk_n, sk_h, sv_b, sv_n, sv_h, so_b, so_n, so_h, sb_b, sb_h,
@@ -90,7 +93,7 @@ def attend_kernel(
         row = tile * BLOCK_M + at
         live = row < rows
     b64, h64 = batch.to(tl.int64), head.to(tl.int64)
-    inside = live[:, None] & (dims[None, :] < D)
+    inside = live[:, None] if D == BLOCK_D else live[:, None] & (dims[None, :] < D)
     q_at = q + b64 * sq_b + h64 * sq_h + row.to(tl.int64)[:, None] * sq_n + dims[None, :]
     q_tile = tl.load(q_at, mask=inside, other=0.0)
     k_base = k + b64 * sk_b + h64 * sk_h
@@ -102,7 +105,7 @@ def attend_kernel(
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     steps = ranges if RANGED else 1
-    for r in range(0, steps):
+    for r in range(steps):
         if RANGED:
             lo = tl.load(key_start + slot * ranges + r)
             hi = tl.load(key_end + slot * ranges + r)
@@ -111,13 +114,8 @@ def attend_kernel(
             hi = num_keys
             if HAS_LENGTHS:
                 hi = tl.minimum(tl.load(lengths + pair), num_keys)
-        full = lo + tl.maximum(hi - lo, 0) // BLOCK_N * BLOCK_N
         acc, peak, total = _walk(
-            acc, peak, total, q_tile, k_base, v_base, k_desc, v_desc, bias_base, sk_n, sv_n, batch, head, lo, full, scale,
-            HAS_BIAS, False, DESC, D, BLOCK_D, BLOCK_N, PRECISION,
-        )  # fmt: skip
-        acc, peak, total = _walk(
-            acc, peak, total, q_tile, k_base, v_base, k_desc, v_desc, bias_base, sk_n, sv_n, batch, head, full, hi, scale,
+            acc, peak, total, q_tile, k_base, v_base, k_desc, v_desc, bias_base, sk_n, sv_n, batch, head, lo, hi, scale,
             HAS_BIAS, True, DESC, D, BLOCK_D, BLOCK_N, PRECISION,
         )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]

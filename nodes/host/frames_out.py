@@ -59,7 +59,8 @@ class MemoryFrames:
 
     def images(self) -> torch.Tensor:
         if self._store is None or self.count < self.canvas.length:
-            raise FastARError(f"the VAE decoded {self.count} frames, expected {self.canvas.length}; use the Wan 2.1 VAE")
+            raise FastARError(f"the VAE decoded {self.count} frames, expected {self.canvas.length}; use the Wan 2.1 "
+                              "VAE")
         return self._store.flatten(0, 1)
 
     def videos(self) -> list[Any]:
@@ -109,7 +110,7 @@ class FileFrames:
         return [sink.as_video() for sink in self._sinks]
 
     def files(self) -> list[tuple[Path, int]]:
-        return [(Path(sink.path), sink.frames_written) for sink in self._sinks if sink.path is not None and sink.frames_written]
+        return [(sink.path, sink.frames_written) for sink in self._sinks if sink.path is not None and sink.frames_written]
 
 
 def preview_entries(files: list[tuple[Path, int]]) -> dict[str, Any]:
@@ -118,5 +119,6 @@ def preview_entries(files: list[tuple[Path, int]]) -> dict[str, Any]:
     entries = []
     for path, _ in files:
         inside = path.relative_to(output) if path.is_relative_to(output) else Path(path.name)
-        entries.append({"filename": path.name, "subfolder": inside.parent.as_posix().removeprefix("."), "type": "output"})
+        subfolder = inside.parent.as_posix().removeprefix(".")
+        entries.append({"filename": path.name, "subfolder": subfolder, "type": "output"})
     return {"images": entries, "animated": (True,)} if entries else {}

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from typing import Any, Hashable
+from collections.abc import Hashable
+from typing import Any
 
 import comfy.samplers
 
@@ -20,11 +21,12 @@ def _role(frame: int) -> str:
 class StreamGuider(comfy.samplers.CFGGuider):
     """cfg guider over a list of (first latent frame, CONDITIONING); the first must begin at frame 0.
 
-    At cfg 1 the negative is not even registered, so that no negative call can be made. Raises ConfigError for prompts that
-    cannot share one cache, and for cfg without a negative.
+    At cfg 1 the negative is not even registered, so that no negative call can be made. Raises ConfigError for prompts
+    that cannot share one cache, and for cfg without a negative.
     """
 
-    def __init__(self, model_patcher: Any, prompts: list[tuple[int, Any]], negative: Any = None, cfg: float = 1.0) -> None:
+    def __init__(self, model_patcher: Any, prompts: list[tuple[int, Any]], negative: Any = None,
+                 cfg: float = 1.0) -> None:
         super().__init__(model_patcher)
         self._check(prompts, negative, cfg)
         self.starts = [frame for frame, _ in prompts]
@@ -39,13 +41,16 @@ class StreamGuider(comfy.samplers.CFGGuider):
     def _check(prompts: list[tuple[int, Any]], negative: Any, cfg: float) -> None:
         starts = [frame for frame, _ in prompts]
         if not starts or starts[0] != 0 or starts != sorted(set(starts)):
-            raise ConfigError(f"prompts begin at latent frames {starts}; expected rising frames, the first 0. Use FAST-AR Prompts")
+            raise ConfigError(f"prompts begin at latent frames {starts}; expected rising frames, the first 0. "
+                              "Use FAST-AR Prompts")
         for frame, cond in prompts:
             if not cond:
-                raise ConfigError(f"the prompt from latent frame {frame} on holds no conditioning; connect a CLIP Text Encode")
+                raise ConfigError(f"the prompt from latent frame {frame} on holds no conditioning; connect a CLIP Text "
+                                  "Encode")
             if len(cond) != len(prompts[0][1]):
-                raise ConfigError(f"the prompt from latent frame {frame} on has {len(cond)} conditioning entries, the first prompt "
-                                  f"has {len(prompts[0][1])}; each entry keeps a cache of its own, so all prompts need the same number")
+                raise ConfigError(f"the prompt from latent frame {frame} on has {len(cond)} conditioning entries, the first "
+                                  f"prompt has {len(prompts[0][1])}; each entry keeps a cache of its own, so all prompts "
+                                  "need the same number")
         if cfg != 1.0 and not negative:
             raise ConfigError(f"cfg is {cfg:g}, which needs a negative prompt; connect negative or set cfg to 1")
 
@@ -65,5 +70,6 @@ class StreamGuider(comfy.samplers.CFGGuider):
     def predict_noise(self, x: Any, timestep: Any, model_options: Any = None, seed: Any = None) -> Any:
         """The host's prediction with the positive conditioning of the current prompt."""
         positive = self.conds[_role(int(self.current))]  # type: ignore[call-overload]
-        return comfy.samplers.sampling_function(self.inner_model, x, timestep, self.conds.get("negative"), positive, self.cfg,
+        negative = self.conds.get("negative")
+        return comfy.samplers.sampling_function(self.inner_model, x, timestep, negative, positive, self.cfg,
                                                 model_options=model_options or {}, seed=seed)

@@ -9,7 +9,8 @@ Four entries of one call's transformer_options do it all, and vanish with the ca
 
 from __future__ import annotations
 
-from typing import Any, Callable, Hashable
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import comfy.model_management
 import comfy.patcher_extension
@@ -56,19 +57,19 @@ def _describe(function: object) -> str:
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
-class HostModel:
-    """A ModelCall over the host's sampler model: x [B, C, n, h, w] and a FwdCtx in, x0 out."""
+class CallHooks:
+    """What makes one model call a cached one: ``options`` are the transformer_options to call the model with.
 
-    def __init__(self, model: Any, extra_args: dict[str, Any], run: RunState, branches: dict[Any, Hashable]) -> None:
-        self.model = model
+    Around each call: start_call(ctx), the call, end_call(). Lives as long as its run.
+    """
+
+    def __init__(self, diffusion_model: Any, run: RunState, branches: dict[Any, Hashable], options: dict[str, Any]) -> None:
         self.run = run
         self.branches = branches
-        self.diffusion_model = model.inner_model.inner_model.diffusion_model
-        self.num_layers = len(self.diffusion_model.blocks)
-        options = extra_args.get("model_options", {})
-        self.previous = options.get("transformer_options", {}).get("optimized_attention_override")
-        self.extra_args = {**extra_args, "model_options": self._with_hooks(options)}
-        self.device = model.inner_model.model_patcher.load_device
+        self.diffusion_model = diffusion_model
+        self.num_layers = len(diffusion_model.blocks)
+        self.previous = options.get("optimized_attention_override")
+        self.options = self._with_hooks(options)
         self._row_branches: list[Hashable] = []
         self._layer: int | None = None
         self._handled = 0
@@ -76,8 +77,7 @@ class HostModel:
 
     # -- installing ---------------------------------------------------------------------------------------------------
 
-    def _with_hooks(self, model_options: dict[str, Any]) -> dict[str, Any]:
-        old = model_options.get("transformer_options", {})
+    def _with_hooks(self, old: dict[str, Any]) -> dict[str, Any]:
         replace = dict(old.get("patches_replace", {}))
         dit = dict(replace.get("dit", {}))
         for layer in range(self.num_layers):
@@ -87,9 +87,8 @@ class HostModel:
         kind = comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL
         wrappers = {k: dict(v) for k, v in old.get("wrappers", {}).items()}
         wrappers.setdefault(kind, {})[WRAPPER_KEY] = [self._forward]
-        options = {**old, "rope_options": dict(IDENTITY_ROPE), "patches_replace": replace, "wrappers": wrappers,
-                   "optimized_attention_override": self.attention}
-        return {**model_options, "transformer_options": options}
+        return {**old, "rope_options": dict(IDENTITY_ROPE), "patches_replace": replace, "wrappers": wrappers,
+                "optimized_attention_override": self.attention}
 
     def _block(self, layer: int, previous: Callable[..., Any] | None) -> Callable[..., Any]:
         def marked(args: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
@@ -107,26 +106,19 @@ class HostModel:
 
     # -- one model call -----------------------------------------------------------------------------------------------
 
-    def __call__(self, x: torch.Tensor, ctx: FwdCtx) -> torch.Tensor:
-        comfy.model_management.throw_exception_if_processing_interrupted()
-        x = x.to(self.device)
-        sigma = ctx.sigmas[0] if ctx.uniform else PER_FRAME_SIGMA
+    def start_call(self, ctx: FwdCtx) -> None:
+        """Announces the next model call."""
         self._handled = 0
         self._served.clear()
         self.run.begin(ctx)
-        try:
-            denoised = self.model(x, x.new_full((x.shape[0],), sigma), **self.extra_args)
-            self.run.end()
-        finally:
-            self.run.attention.dense = None
+
+    def end_call(self) -> None:
+        """Commits what the call's phase commits. Raises when the call did not reach every layer."""
+        self.run.end()
         if self._handled % self.num_layers:
             raise UnsupportedError(f"{self._handled} self-attention calls were handled, expected a multiple of "
                                    f"{self.num_layers} layers; another node skips or repeats blocks of the model")
         self.run.counters["attention_calls"] += self._handled
-        if ctx.uniform:
-            return denoised
-        per_frame = torch.tensor(ctx.sigmas, dtype=x.dtype, device=x.device)[None, None, :, None, None]
-        return x - per_frame * (x - denoised) / PER_FRAME_SIGMA
 
     def _forward(self, executor: Any, x: torch.Tensor, timestep: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         ctx = self.run.ctx
@@ -170,8 +162,8 @@ class HostModel:
 
         self.run.attention.dense = dense
         split = [t.unflatten(-1, (heads, -1)).split(rows) for t in (q, k, v)]
-        parts = [self.run.policy(branch).attend(layer, *qkv, self.run.ctx).flatten(2)
-                 for branch, *qkv in zip(self._row_branches, *split)]
+        parts = [self.run.policy(branch).attend(layer, qb, kb, vb, self.run.ctx).flatten(2)
+                 for branch, qb, kb, vb in zip(self._row_branches, *split)]
         self._handled += 1
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -188,3 +180,29 @@ class HostModel:
         if self.previous is not None:
             return self.previous(func, *args, **kwargs)
         return func(*args, **kwargs)
+
+
+class HostModel(CallHooks):
+    """A ModelCall over the host's sampler model: x [B, C, n, h, w] and a FwdCtx in, x0 out."""
+
+    def __init__(self, model: Any, extra_args: dict[str, Any], run: RunState, branches: dict[Any, Hashable]) -> None:
+        self.model = model
+        model_options = extra_args.get("model_options", {})
+        super().__init__(model.inner_model.inner_model.diffusion_model, run, branches, model_options.get("transformer_options", {}))
+        self.extra_args = {**extra_args, "model_options": {**model_options, "transformer_options": self.options}}
+        self.device = model.inner_model.model_patcher.load_device
+
+    def __call__(self, x: torch.Tensor, ctx: FwdCtx) -> torch.Tensor:
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        x = x.to(self.device)
+        sigma = ctx.sigmas[0] if ctx.uniform else PER_FRAME_SIGMA
+        self.start_call(ctx)
+        try:
+            denoised = self.model(x, x.new_full((x.shape[0],), sigma), **self.extra_args)
+            self.end_call()
+        finally:
+            self.run.attention.dense = None
+        if ctx.uniform:
+            return denoised
+        per_frame = torch.tensor(ctx.sigmas, dtype=x.dtype, device=x.device)[None, None, :, None, None]
+        return x - per_frame * (x - denoised) / PER_FRAME_SIGMA

@@ -33,7 +33,7 @@ def room_for(device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class CachePlan:
-    """Planned bytes on ``device``: of the cache, of one model call's activations (the host's estimate), and the room there is."""
+    """Bytes on ``device``: the cache, one model call's activations (the host's estimate), and the room there is."""
 
     device: torch.device
     kv_bytes: int
@@ -42,7 +42,7 @@ class CachePlan:
     largest_window: int
 
     def check(self, canvas: Canvas) -> None:
-        """Raises MemoryPlanError when the cache and one model call cannot be on the device together, whatever is unloaded."""
+        """Raises MemoryPlanError when cache and one model call do not fit together, whatever else is unloaded."""
         if self.kv_bytes + self.call_bytes <= self.room_bytes:
             return
         cure = (f"choose cache 'sink_window' with a window of {self.largest_window} latent frames or fewer, or lower"
@@ -53,7 +53,8 @@ class CachePlan:
             f"{self.room_bytes / GIB:.2f} GiB can be had on {self.device}; {cure} width, height, length or batch_size")
 
 
-def plan_cache(patcher: Any, policy: PolicySettings, geometry: RunGeometry, latent_shape: tuple[int, ...], branches: int) -> CachePlan:
+def plan_cache(patcher: Any, policy: PolicySettings, geometry: RunGeometry, latent_shape: tuple[int, ...],
+               branches: int) -> CachePlan:
     """Bytes of a run over latents of ``latent_shape`` [B, C, T, h, w] with ``branches`` conditioning entries."""
     base, device = patcher.model, patcher.load_device
     width = base.diffusion_model.dim
@@ -68,7 +69,7 @@ def plan_cache(patcher: Any, policy: PolicySettings, geometry: RunGeometry, late
 
 
 def make_room(patcher: Any, needed: int) -> None:
-    """Tells the host that ``needed`` bytes besides the weights will be used: other models go first, then some of our weights."""
+    """Tells the host that ``needed`` bytes besides the weights will be used: other models go first, then our weights."""
     device = patcher.load_device
     loaded = [m for m in management.current_loaded_models if m.model is not None and m.model.is_clone(patcher)]
     management.free_memory(needed, device, keep_loaded=loaded)
@@ -81,5 +82,5 @@ def check_ram(canvas: Canvas) -> None:
     free = int(management.get_free_memory(torch.device("cpu")))
     if canvas.pixel_bytes > free:
         raise MemoryPlanError(f"{canvas.batch} x {canvas.length} frames of {canvas.width} x {canvas.height} need "
-                              f"{canvas.pixel_bytes / GIB:.2f} GiB of RAM as IMAGE, {free / GIB:.2f} GiB are free; set frames_to to "
-                              "'file' or lower length")
+                              f"{canvas.pixel_bytes / GIB:.2f} GiB of RAM as IMAGE, {free / GIB:.2f} GiB are free; set "
+                              "frames_to to 'file' or lower length")

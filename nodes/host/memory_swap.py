@@ -81,13 +81,10 @@ def weights_fault(patcher: Any) -> str | None:
 
 
 def patches_fault(patcher: Any) -> str | None:
-    """Why the weight patches are not in effect, in words; None when they are."""
-    if _dynamic(patcher) or not patcher.patches:
+    """Why the weight patches are not in effect, in words; None when they are.
+
+    The host marks the model with the patch set it loaded; patches that it skips by itself are not asked for.
+    """
+    if _dynamic(patcher) or not patcher.patches or patcher.model.current_weight_patches_uuid == patcher.patches_uuid:
         return None
-    if patcher.model.current_weight_patches_uuid != patcher.patches_uuid:
-        return f"its {len(patcher.patches)} weight patches (LoRA) are not applied"
-    waiting = getattr(patcher.model, "lowvram_patch_counter", 0)  # applied at each call to weights that live elsewhere
-    applied = sum(key in patcher.backup for key in patcher.patches)
-    if applied + waiting < len(patcher.patches):
-        return f"only {applied + waiting} of its {len(patcher.patches)} weight patches (LoRA) are applied"
-    return None
+    return f"its {len(patcher.patches)} weight patches (LoRA) are not applied"

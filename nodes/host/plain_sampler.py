@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 class _HostCallback:
     """The host's callback counts as many ticks as there are sigmas; these are spread over the whole run and never fall.
 
-    Pictures show the newest latent frame; the last call carries everything, since the host makes its second output of it.
+    Pictures show the newest latent frame; the last call carries everything: the host makes its second output of it.
     """
 
     def __init__(self, callback: Any, ticks: int) -> None:
@@ -54,7 +54,8 @@ def _canvas(x: torch.Tensor) -> Canvas:
     if x.ndim != 5:
         raise GeometryError(f"streaming needs a video latent of 5 dimensions [batch, 16, frames, height, width], got "
                             f"{tuple(x.shape)}; use an empty video latent")
-    return Canvas(x.shape[4] * PIXELS_PER_LATENT, x.shape[3] * PIXELS_PER_LATENT, pixel_frames_for(x.shape[2]), x.shape[0])
+    batch, _, frames, rows, columns = x.shape
+    return Canvas(columns * PIXELS_PER_LATENT, rows * PIXELS_PER_LATENT, pixel_frames_for(frames), batch)
 
 
 def _branches(guider: Any) -> int:
@@ -84,10 +85,11 @@ class PlainSampler:
         seed = int(extra.get("seed") or 0)
         choice = Choice(preset, policy, canvas, preset.fps, seed, getattr(guider, "cfg", 1.0), warnings)
         told = _HostCallback(callback, len(sigmas) - 1)
-        request = StreamRequest(policy, given_schedule(sigmas.tolist(), preset), preset.block, seed, preset, prefix=prefix,
-                                backend=settings.backend if settings is not None else "auto", on_step=told.step)
+        request = StreamRequest(policy, given_schedule(sigmas.tolist(), preset), preset.block, seed, preset,
+                                prefix=prefix, backend=settings.backend if settings is not None else "auto", on_step=told.step)
         request.on_start = self._starter(guider, choice, preset, told)
-        out = make_stream_sampler(request).sampler_function(model, x, sigmas, extra_args=extra, callback=None, disable=disable)
+        function = make_stream_sampler(request).sampler_function
+        out = function(model, x, sigmas, extra_args=extra, callback=None, disable=disable)
         told.finish(out)
         logger.info("FAST-AR: %s", request.report)
         return out
@@ -102,7 +104,8 @@ class PlainSampler:
             logger.warning("FAST-AR: %s", text)
 
         def on_start(_: RunState, blocks: BlockwisePlan) -> None:
-            logger.info("FAST-AR: %d latent frames, %s, cache %s", choice.canvas.latent_frames, preset.key, in_words(plan.kv_bytes))
+            logger.info("FAST-AR: %d latent frames, %s, cache %s", choice.canvas.latent_frames, preset.key,
+                        in_words(plan.kv_bytes))
             make_room(patcher, plan.kv_bytes + plan.call_bytes)
             told.start(blocks)
 

@@ -1,4 +1,4 @@
-"""Progress of a streaming run: one bar over all model calls, a picture of the newest frame, one event per finished block."""
+"""Progress of a streaming run: a bar over all model calls, a picture of the newest frame, an event per finished block."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class StreamProgress:
         self._bar.update_absolute(0, self.total)
 
     def call(self) -> None:
-        """Before every model call: the calls before it are done (clean and prefill passes report nothing by themselves)."""
+        """Before every model call: those before it are done (clean and prefill passes report nothing by themselves)."""
         if self._begun > self.done:
             self.done = self._begun
             self._bar.update_absolute(self.done, self.total)
@@ -78,7 +78,7 @@ class StreamProgress:
                     "total_frames": self.length, "eta_seconds": round(self.eta(block.index + 1), 1)})
 
     def eta(self, finished: int) -> float:
-        """Seconds that the remaining blocks will take, from the last few blocks (the first one also warms things up)."""
+        """Seconds that the remaining blocks will take, from the last few (the very first also warms things up)."""
         skip = 1 if finished > 1 else 0
         first = max(skip, finished - RECENT_BLOCKS)
         spent = self._ends[finished] - self._ends[first]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, Callable, Hashable
+from typing import Any
 
 import comfy.samplers
 import torch
@@ -68,8 +69,9 @@ def _plan(request: StreamRequest, x: torch.Tensor, process_in: Callable[[torch.T
     noise = x if request.noise is None else request.noise
     prefix = None if request.prefix is None else process_in(request.prefix).to(noise.dtype)
     renoise = request.renoise or SeededRenoise(request.seed)
-    return BlockwisePlan(noise, request.schedule, request.block, renoise, prefix, request.prompt_at, request.on_step,
-                         request.clean_last, request.recache_frames, request.restart, request.solver)
+    return BlockwisePlan(noise, request.schedule, request.block, renoise, prefix=prefix, prompt_at=request.prompt_at,
+                         on_step=request.on_step, clean_last=request.clean_last, recache_frames=request.recache_frames,
+                         restart=request.restart, solver=request.solver)
 
 
 def _check_request(model: Any, extra_args: dict[str, Any]) -> None:
@@ -121,8 +123,8 @@ class _Run:
 def make_stream_sampler(request: StreamRequest) -> comfy.samplers.KSAMPLER:
     """A host SAMPLER that runs ``request``. Returns latents of x's shape, or x itself when the request brings its own noise."""
 
-    def sample(model: Any, x: torch.Tensor, sigmas: torch.Tensor, extra_args: dict[str, Any] | None = None,
-               callback: Any = None, disable: Any = None) -> torch.Tensor:
+    def sample(model: Any, x: torch.Tensor, _sigmas: torch.Tensor, extra_args: dict[str, Any] | None = None,
+               **_host_options: Any) -> torch.Tensor:
         if x.ndim != 5:
             raise ConfigError(f"streaming needs a 5-D video latent [batch, channels, frames, height, width], got "
                               f"{tuple(x.shape)}; use an empty video latent")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Hashable
+from typing import Any
 
 import torch
 from comfy.model_management import throw_exception_if_processing_interrupted
@@ -63,7 +64,7 @@ class StreamInputs:
 
 @dataclass
 class StreamResult:
-    """``latent`` [B, 16, T, h, w] on the CPU, ``images`` [frames, H, W, 3], one host VIDEO per row, report text, ui data."""
+    """``latent`` [B, 16, T, h, w] on the CPU, ``images`` [frames, H, W, 3], a host VIDEO per row, report text, ui data."""
 
     latent: torch.Tensor
     images: torch.Tensor
@@ -89,8 +90,8 @@ class StreamJob:
         size = Canvas(inputs.width, inputs.height, inputs.length, inputs.batch_size)
         with self.clock.measure("vae"):
             self.prefix = find_prefix(inputs.start_latent, inputs.start_image, options, inputs.vae, size)
-        batch = inputs.batch_size if self.prefix is None else self.prefix.shape[0]
-        canvas = Canvas(inputs.width, inputs.height, inputs.length, batch, 0 if self.prefix is None else self.prefix.shape[2])
+        batch, given = (inputs.batch_size, 0) if self.prefix is None else (self.prefix.shape[0], self.prefix.shape[2])
+        canvas = Canvas(inputs.width, inputs.height, inputs.length, batch, given)
         self.choice = Choice(preset, policy, canvas, inputs.fps or preset.fps, inputs.seed, inputs.cfg, warnings)
         if inputs.prompts and inputs.positive is not inputs.prompts[0][1]:
             self.choice.warnings.append("prompts are connected, so positive is not used")
@@ -114,13 +115,13 @@ class StreamJob:
         forced = AT_END if found.kind == "whole" else self.inputs.decode
         if found.kind == "whole":
             self.choice.warnings.append(found.line)
-        self.plan = plan_decode(patcher.model_size() + self.cache.call_bytes, self.cache.kv_bytes, needed, self.cache.room_bytes,
-                                canvas.latent_frames, forced)
+        self.plan = plan_decode(patcher.model_size() + self.cache.call_bytes, self.cache.kv_bytes, needed,
+                                self.cache.room_bytes, canvas.latent_frames, forced)
 
     # -- running ------------------------------------------------------------------------------------------------------
 
     def run(self) -> StreamResult:
-        """Samples, decodes and writes. Whatever ends the run early leaves as it came, after files were closed and named."""
+        """Samples, decodes and writes. Whatever ends the run early leaves as it came, once files are closed and named."""
         logger.info("FAST-AR: %s", self._start_line())
         frames = self._open_frames()
         counts: dict[str, Any] = {}
@@ -143,14 +144,14 @@ class StreamJob:
         return FileFrames(choice.canvas, choice.fps, given.filename_prefix, given.prompt, given.extra_pnginfo)
 
     def _sample(self, frames: FramesOut, counts: dict[str, Any]) -> None:
-        """The guider gets one block of zeros: the host then plans memory for one block; the noise travels in the request."""
+        """The guider gets one block of zeros, so the host plans memory for one block; the noise is in the request."""
         choice, guider = self.choice, self.guider
         shape, preset = choice.canvas.latent_shape, choice.preset
         previewer = make_previewer(guider.model_patcher.load_device, guider.model_patcher.model.latent_format)
         progress = StreamProgress(self.inputs.unique_id, previewer, choice.canvas.length)
         request = StreamRequest(choice.policy, schedule(preset), preset.block, choice.seed, preset,
-                                draw_noise(choice.seed, shape, choice.canvas.prefix_frames, preset), self.prefix, guider.prompt_at,
-                                backend=self.settings.backend if self.settings is not None else "auto", report=counts)
+                                draw_noise(choice.seed, shape, choice.canvas.prefix_frames, preset), self.prefix,
+                                guider.prompt_at, backend=self.settings.backend if self.settings is not None else "auto", report=counts)
 
         def on_start(_: RunState, plan: BlockwisePlan) -> None:
             make_room(guider.model_patcher, self.cache.kv_bytes + self.cache.call_bytes)
@@ -194,17 +195,19 @@ class StreamJob:
     def _start_line(self) -> str:
         choice, canvas = self.choice, self.choice.canvas
         policy, block = choice.policy, choice.preset.block
-        kept = "everything" if policy.window_frames is None else f"{policy.window_frames} latent frames (sink {policy.sink_frames})"
-        return (f"{canvas.batch} x {canvas.length} frames of {canvas.width} x {canvas.height} ({canvas.latent_frames} latent frames, "
-                f"blocks of {block}, {canvas.prefix_frames} given), {choice.preset.key}; the cache keeps {kept}: "
+        kept = "everything"
+        if policy.window_frames is not None:
+            kept = f"{policy.window_frames} latent frames (sink {policy.sink_frames})"
+        return (f"{canvas.batch} x {canvas.length} frames of {canvas.width} x {canvas.height} ({canvas.latent_frames} latent "
+                f"frames, blocks of {block}, {canvas.prefix_frames} given), {choice.preset.key}; the cache keeps {kept}: "
                 f"{in_words(self.cache.kv_bytes)}; {self.plan}; frames to {'file' if self.files else 'memory'}")
 
     def _result(self, frames: FramesOut, counts: dict[str, Any]) -> StreamResult:
         images, videos = frames.images(), frames.videos()
         report = self._report(frames, counts)
         seconds = report["seconds"]
-        logger.info("FAST-AR: done, %d frames in %.1f s (sampling %.1f, VAE %.1f); cache peak %s%s", frames.count, seconds["total"],
-                    seconds["sampling"], seconds["vae"], in_words(int(report["bytes"]["kv_peak"])),
+        logger.info("FAST-AR: done, %d frames in %.1f s (sampling %.1f, VAE %.1f); cache peak %s%s", frames.count,
+                    seconds["total"], seconds["sampling"], seconds["vae"], in_words(int(report["bytes"]["kv_peak"])),
                     "".join(f"; {path}" for path, _ in frames.files()))
         text = json.dumps(report, indent=2)
         ui = {"fastar_report": [text], **preview_entries(frames.files())}
@@ -219,7 +222,8 @@ class StreamJob:
             "frames": {"latent": canvas.latent_frames, "computed": canvas.computed_frames, "delivered": frames.count,
                        "to": "file" if self.files else "memory"},
             "decode": {"mode": self.plan.mode, "reason": self.plan.reason, "how": self.probed},
-            "bytes": {"kv_planned": self.cache.kv_bytes, "kv_peak": counts.get("cache_peak_bytes", 0), **self.plan.numbers},
+            "bytes": {"kv_planned": self.cache.kv_bytes, "kv_peak": counts.get("cache_peak_bytes", 0),
+                      **self.plan.numbers},
             "counts": _counts(counts),
             "seconds": self.clock.split(),
             "files": [{"path": str(path), "frames": count} for path, count in frames.files()],
@@ -228,7 +232,7 @@ class StreamJob:
 
 
 def _counts(run: dict[str, Any]) -> dict[str, Any]:
-    """Model calls per phase, attention calls that were ours, branches (conditioning entries with a cache of their own)."""
+    """Model calls per phase, attention calls that were ours, branches (conditioning entries with their own cache)."""
     calls = dict(run.get("model_calls", {}))
     attention = calls.pop("attention_calls", 0)
     return {"model_calls": calls, "attention_calls": attention, "branches": run.get("branches", 0)}

@@ -31,10 +31,15 @@ def window(frames: int, sink: int = 0, **changes: object) -> PolicySettings:
 def tiny_weights(seed: int = 1, std: float = 0.15, channels: int = CHANNELS) -> dict[str, Tensor]:
     """A native state dict of 2 layers; attention is peaked enough that every wrong rule shows."""
     generator = torch.Generator().manual_seed(seed)
-    shapes: dict[str, tuple[int, ...]] = {"patch_embedding": (DIM, channels, 1, 2, 2), "text_embedding.0": (DIM, TEXT),
-                                          "text_embedding.2": (DIM, DIM), "time_embedding.0": (DIM, 256),
-                                          "time_embedding.2": (DIM, DIM), "time_projection.1": (6 * DIM, DIM),
-                                          "head.head": (channels * 4, DIM)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "patch_embedding": (DIM, channels, 1, 2, 2),
+        "text_embedding.0": (DIM, TEXT),
+        "text_embedding.2": (DIM, DIM),
+        "time_embedding.0": (DIM, 256),
+        "time_embedding.2": (DIM, DIM),
+        "time_projection.1": (6 * DIM, DIM),
+        "head.head": (channels * 4, DIM),
+    }
     plain: dict[str, tuple[int, ...]] = {"head.modulation": (1, 2, DIM)}
     for layer in range(LAYERS):
         name = f"blocks.{layer}"
@@ -71,8 +76,14 @@ class Rollout:
         self.text = seeded_normal(99, (self.shape[0], 5, TEXT))
         self.engine = PlainEngine(self.weights, [self.text], HEADS, self.shape, self.block, self.settings, keep_calls=True)
         clean = seeded_normal(77, self.shape)[:, :, : self.prefix]
-        self.plan = BlockwisePlan(seeded_normal(self.seed, self.shape), self.schedule, self.block, SeededRenoise(self.seed),
-                                  clean if self.prefix else None, clean_last=True)
+        self.plan = BlockwisePlan(
+            seeded_normal(self.seed, self.shape),
+            self.schedule,
+            self.block,
+            SeededRenoise(self.seed),
+            clean if self.prefix else None,
+            clean_last=True,
+        )
 
     def call(self, x: Tensor, ctx: FwdCtx) -> Tensor:
         x0 = self.engine(x, ctx)

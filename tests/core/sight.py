@@ -17,7 +17,7 @@ from fastar_pack.fastar_core.drivers import BlockwisePlan, LoopKind, longest_cal
 from fastar_pack.fastar_core.geometry import RunGeometry, token_grid
 from fastar_pack.fastar_core.noise import SeededRenoise, seeded_normal
 from fastar_pack.fastar_core.policies import PolicySettings
-from fastar_pack.fastar_core.positions import Rotary, RopeSpec
+from fastar_pack.fastar_core.positions import RopeSpec, Rotary
 from fastar_pack.fastar_core.runstate import RunState
 from fastar_pack.fastar_core.sigmas import SigmaSchedule
 
@@ -131,7 +131,7 @@ class Sight:
         self._noted = Seen(self.run.ctx, tuple(self._read(q)), tuple(sorted(keys, key=lambda key: key.frame)))
         return torch.zeros_like(q)
 
-    def go(self) -> "Sight":
+    def go(self) -> Sight:
         """Runs the plan; ``out`` holds the latents."""
         self.out = torch.cat([done.latent for done in run_plan(self.loop, self, self.plan)], 2)
         return self

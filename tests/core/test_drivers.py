@@ -54,10 +54,14 @@ def run(one: BlockwisePlan, kind: str = "blockwise") -> tuple[Recorder, Tensor]:
 def test_calls_of_a_run_with_prefix_and_short_last_block() -> None:
     recorder, _ = run(plan(8, 3, prefix=torch.zeros(1, 2, 4, 4, 6)))
     assert recorder.told() == [
-        ("prefill", 0, 3, (0.0,) * 3), ("prefill", 3, 1, (0.0,)),
-        ("denoise", 4, 3, (1000.0,) * 3), ("denoise", 4, 3, (750.0,) * 3), ("denoise", 4, 3, (500.0,) * 3),
+        ("prefill", 0, 3, (0.0,) * 3),
+        ("prefill", 3, 1, (0.0,)),
+        ("denoise", 4, 3, (1000.0,) * 3),
+        ("denoise", 4, 3, (750.0,) * 3),
+        ("denoise", 4, 3, (500.0,) * 3),
         ("clean", 4, 3, (0.0,) * 3),
-        ("denoise", 7, 1, (1000.0,)), ("denoise", 7, 1, (500.0,)),
+        ("denoise", 7, 1, (1000.0,)),
+        ("denoise", 7, 1, (500.0,)),
     ]
     assert [c.step for c in recorder.calls if c.phase == "denoise"] == [0, 1, 2, 0, 1]
     assert [c.block for c in recorder.calls if c.phase == "denoise"] == [0, 0, 0, 1, 1]
@@ -83,13 +87,19 @@ def test_the_number_of_calls_is_known_beforehand(kind: str) -> None:
                 for clean_last in (False, True):
                     if prefix >= frames:
                         continue
-                    one = plan(frames, block, clean_last=clean_last, schedule=LEVELS if kind == "rolling" else TWO,
-                               prefix=torch.zeros(1, 2, prefix, 4, 6) if prefix else None)
+                    one = plan(
+                        frames,
+                        block,
+                        clean_last=clean_last,
+                        schedule=LEVELS if kind == "rolling" else TWO,
+                        prefix=torch.zeros(1, 2, prefix, 4, 6) if prefix else None,
+                    )
                     recorder, out = run(one, kind)
                     assert len(recorder.calls) == num_model_calls(kind, one)  # type: ignore[arg-type]
                     assert out.shape[2] == frames - prefix
                     assert len(recorder.calls) == num_model_calls(kind, replace(one, clean_last=not clean_last)) - (
-                        -1 if clean_last else 1) * extra_clean_passes(kind, one)
+                        -1 if clean_last else 1
+                    ) * extra_clean_passes(kind, one)
 
 
 def extra_clean_passes(kind: str, one: BlockwisePlan) -> int:
@@ -170,6 +180,7 @@ def test_a_timeline_starts_over_from_its_context() -> None:
 
 def test_a_restart_through_the_engine_forgets_everything_else() -> None:
     """Blocks after a restart depend on the context alone: another past with the same context gives the same block."""
+
     def last_block(scale: float) -> Tensor:
         rollout = Rollout((1, 4, 9, 8, 12), 3, FULL)
         rollout.plan = replace(rollout.plan, restart=Restart(6, 1, 4, lambda pixel: torch.ones(1, 4, 1, 8, 12)))
@@ -179,12 +190,15 @@ def test_a_restart_through_the_engine_forgets_everything_else() -> None:
     assert torch.equal(last_block(1.0), last_block(0.5))
 
 
-@pytest.mark.parametrize(("change", "error", "words"), [
-    ({"noise": torch.zeros(2, 4, 6, 8)}, GeometryError, "5 dimensions"),
-    ({"prefix": torch.zeros(1, 2, 3, 4, 5)}, GeometryError, "does not fit the video"),
-    ({"prefix": torch.zeros(2, 2, 3, 4, 6)}, GeometryError, "same batch"),
-    ({"restart": Restart(6, 5, 4)}, ConfigError, "does not fit behind 5 context"),
-])
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"noise": torch.zeros(2, 4, 6, 8)}, GeometryError, "5 dimensions"),
+        ({"prefix": torch.zeros(1, 2, 3, 4, 5)}, GeometryError, "does not fit the video"),
+        ({"prefix": torch.zeros(2, 2, 3, 4, 6)}, GeometryError, "same batch"),
+        ({"restart": Restart(6, 5, 4)}, ConfigError, "does not fit behind 5 context"),
+    ],
+)
 def test_impossible_plans_are_refused(change: dict[str, object], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         plan(9, 3, **change)
@@ -201,12 +215,15 @@ def test_a_restart_that_needs_the_vae_says_so() -> None:
         run(plan(12, 3, schedule=LEVELS, restart=Restart(6, 3, 4)))
 
 
-@pytest.mark.parametrize(("phase", "start", "count", "values", "words"), [
-    ("warmup", 0, 1, (1.0,), "phase 'warmup' is not one of"),
-    ("denoise", -1, 1, (1.0,), "start -1"),
-    ("denoise", 0, 0, (), "at least one latent frame"),
-    ("denoise", 0, 2, (1.0,), "2 latent frames need as many sigmas"),
-])
+@pytest.mark.parametrize(
+    ("phase", "start", "count", "values", "words"),
+    [
+        ("warmup", 0, 1, (1.0,), "phase 'warmup' is not one of"),
+        ("denoise", -1, 1, (1.0,), "start -1"),
+        ("denoise", 0, 0, (), "at least one latent frame"),
+        ("denoise", 0, 2, (1.0,), "2 latent frames need as many sigmas"),
+    ],
+)
 def test_impossible_calls_are_refused(phase: str, start: int, count: int, values: tuple[float, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         FwdCtx(phase, start, count, values, values, 2, 3)  # type: ignore[arg-type]

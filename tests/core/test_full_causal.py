@@ -44,8 +44,7 @@ CASES = [  # batch, latent height, latent width, token grid, frames, block, pref
 
 
 @pytest.mark.parametrize(("batch", "height", "width", "grid", "frames", "block", "prefix"), CASES)
-def test_cache_equals_no_cache(batch: int, height: int, width: int, grid: tuple[int, int], frames: int, block: int,
-                               prefix: int) -> None:
+def test_cache_equals_no_cache(batch: int, height: int, width: int, grid: tuple[int, int], frames: int, block: int, prefix: int) -> None:
     assert token_grid(height, width) == grid
     rollout = Rollout((batch, 4, frames, height, width), block, FULL, prefix)
     assert worst_call(rollout, units_of(rollout)) <= TOLERANCE
@@ -65,8 +64,12 @@ def test_rows_of_a_batch_do_not_mix() -> None:
 def test_a_wrong_rule_is_noticed(wrong: str) -> None:
     rollout = Rollout((1, 4, 9, 8, 12), 3, window(6) if wrong == "window" else FULL)
     units = units_of(rollout)
-    wrong_units = {"frame-causal": list(range(9)), "bidirectional": [0] * 9, "window": units,
-                   "next block seen one too early": [0] * 4 + [1] * 3 + [2] * 2}[wrong]
+    wrong_units = {
+        "frame-causal": list(range(9)),
+        "bidirectional": [0] * 9,
+        "window": units,
+        "next block seen one too early": [0] * 4 + [1] * 3 + [2] * 2,
+    }[wrong]
     assert worst_call(rollout, wrong_units) > 100 * TOLERANCE
 
 

@@ -50,12 +50,15 @@ def test_prefix_chunks_cover_the_prefix_once() -> None:
             assert all(count == size for _, count in chunks[:-1])
 
 
-@pytest.mark.parametrize(("total", "size", "prefix", "words"), [
-    (9, 0, 0, "block size is 0"),
-    (0, 3, 0, "leave nothing to generate"),
-    (5, 3, 5, "5 prefix latent frames leave nothing to generate in a video of 5"),
-    (5, 3, -1, "-1 prefix"),
-])
+@pytest.mark.parametrize(
+    ("total", "size", "prefix", "words"),
+    [
+        (9, 0, 0, "block size is 0"),
+        (0, 3, 0, "leave nothing to generate"),
+        (5, 3, 5, "5 prefix latent frames leave nothing to generate in a video of 5"),
+        (5, 3, -1, "-1 prefix"),
+    ],
+)
 def test_impossible_plans_are_refused(total: int, size: int, prefix: int, words: str) -> None:
     with pytest.raises(GeometryError, match=words):
         plan_blocks(total, size, prefix)

@@ -99,12 +99,15 @@ def test_a_table_in_float64_would_miss_the_last_bit() -> None:
     assert torch.allclose(torch.tensor(exact), golden.tensors["sigmas"], atol=1e-6)
 
 
-@pytest.mark.parametrize(("raw", "shift", "timesteps"), [
-    ((1000, 750, 500, 250), 8.0, (1000, 960, 888.889, 727.273)),
-    ((1000, 666, 333), 5.0, (1000, 908.843, 713.979)),
-    ((1000, 500), 8.0, (1000, 888.889)),
-    ((1000, 750, 500, 250), 1.0, (1000, 750, 500, 250)),
-])
+@pytest.mark.parametrize(
+    ("raw", "shift", "timesteps"),
+    [
+        ((1000, 750, 500, 250), 8.0, (1000, 960, 888.889, 727.273)),
+        ((1000, 666, 333), 5.0, (1000, 908.843, 713.979)),
+        ((1000, 500), 8.0, (1000, 888.889)),
+        ((1000, 750, 500, 250), 1.0, (1000, 750, 500, 250)),
+    ],
+)
 def test_published_warped_lists(raw: tuple[int, ...], shift: float, timesteps: tuple[float, ...]) -> None:
     assert [round(1000 * s, 3) for s in warp(raw, shift)] == pytest.approx(timesteps, abs=2e-3)
 

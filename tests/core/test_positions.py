@@ -77,8 +77,9 @@ def test_the_users_scale_and_shift_are_applied() -> None:
 
 def test_theta_is_respected() -> None:
     x = random_qkv(5, 2)[0]
-    assert (Rotary(RopeSpec(24, theta=256.0), 1, 1).rotate(x, [9, 10])
-            - rope_rotate(x, grid_positions(2, 1, 1, 9), 256.0)).abs().max() < 1e-6
+    assert (
+        Rotary(RopeSpec(24, theta=256.0), 1, 1).rotate(x, [9, 10]) - rope_rotate(x, grid_positions(2, 1, 1, 9), 256.0)
+    ).abs().max() < 1e-6
 
 
 def test_token_counts_are_checked() -> None:

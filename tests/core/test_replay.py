@@ -144,8 +144,11 @@ def test_a_call_of_another_length_sees_nothing_of_the_abandoned_one(settings: Po
 
 def test_interleaved_runs_equal_each_alone() -> None:
     def rollouts() -> list[Rollout]:
-        return [Rollout((1, 4, 9, 8, 12), 3, window(6, 1), seed=1), Rollout((2, 4, 7, 9, 14), 1, FULL, prefix=1, seed=2),
-                Rollout((1, 4, 9, 8, 12), 3, FULL, seed=3)]
+        return [
+            Rollout((1, 4, 9, 8, 12), 3, window(6, 1), seed=1),
+            Rollout((2, 4, 7, 9, 14), 1, FULL, prefix=1, seed=2),
+            Rollout((1, 4, 9, 8, 12), 3, FULL, seed=3),
+        ]
 
     alone = [torch.cat([d.latent for d in run_blockwise(r.call, r.plan)], 2) for r in rollouts()]
     together = rollouts()

@@ -64,7 +64,11 @@ def test_smallest_windows() -> None:
     assert Probe(window(2), 6, 1).advance(plan_blocks(6, 1)) == [(0,), *((f - 1, f) for f in range(1, 6))]
     assert Probe(window(2, 1), 6, 1).advance(plan_blocks(6, 1)) == [(0,), *((0, f) for f in range(1, 6))]
     assert Probe(window(6, 3), 12, 3).advance(plan_blocks(12, 3)) == [
-        spans((0, 2)), spans((0, 5)), spans((0, 2), (6, 8)), spans((0, 2), (9, 11))]
+        spans((0, 2)),
+        spans((0, 5)),
+        spans((0, 2), (6, 8)),
+        spans((0, 2), (9, 11)),
+    ]
 
 
 @pytest.mark.parametrize("prefix", [1, 3, 7])
@@ -105,8 +109,9 @@ def test_values_and_positions_equal_the_list_of_frames(size: int, sink: int, blo
     assert worst_difference(settings, ListCache(size, sink, 2, 3, slot), sink + 3 * size + 1, block) <= 1e-5
 
 
-@pytest.mark.parametrize(("settings", "slot"), [(window(8, 3), True), (window(8, 3, positions="slot"), False),
-                                                (window(8, 0), False), (window(9, 3), False)])
+@pytest.mark.parametrize(
+    ("settings", "slot"), [(window(8, 3), True), (window(8, 3, positions="slot"), False), (window(8, 0), False), (window(9, 3), False)]
+)
 def test_a_wrong_position_or_window_rule_is_noticed(settings: PolicySettings, slot: bool) -> None:
     assert worst_difference(settings, ListCache(8, 3, 2, 3, slot), 25, 3) > 1e-2
 
@@ -133,16 +138,19 @@ def test_slot_positions_are_absolute_for_ever_without_a_sink() -> None:
     assert (outputs(window(6, positions="slot"), 18) - outputs(window(6), 18)).abs().max() <= 1e-4
 
 
-@pytest.mark.parametrize(("settings", "block", "words"), [
-    (PolicySettings("sink_window"), 3, "window_frames"),
-    (window(5, 3), 3, "raise window_frames to 6"),
-    (window(2), 3, "raise window_frames to 3"),
-    (window(0), 1, "raise window_frames to 1"),
-    (window(6, -1), 3, "sink_frames is -1"),
-    (replace(window(6), kind="ring"), 3, "'ring' is unknown"),
-    (replace(window(6), positions="relative"), 3, "'relative' is unknown"),
-    (replace(window(6), recache="maybe"), 3, "'maybe' is unknown"),
-])
+@pytest.mark.parametrize(
+    ("settings", "block", "words"),
+    [
+        (PolicySettings("sink_window"), 3, "window_frames"),
+        (window(5, 3), 3, "raise window_frames to 6"),
+        (window(2), 3, "raise window_frames to 3"),
+        (window(0), 1, "raise window_frames to 1"),
+        (window(6, -1), 3, "sink_frames is -1"),
+        (replace(window(6), kind="ring"), 3, "'ring' is unknown"),
+        (replace(window(6), positions="relative"), 3, "'relative' is unknown"),
+        (replace(window(6), recache="maybe"), 3, "'maybe' is unknown"),
+    ],
+)
 def test_impossible_settings_are_refused_by_name(settings: PolicySettings, block: int, words: str) -> None:
     geometry = Probe(FULL, 20, block).geometry
     with pytest.raises(ConfigError, match=words):

@@ -61,7 +61,9 @@ class Batch:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One kind of batch: clips, blocks per clip, first learned block, chance of a time gap, filler clauses."""
+    """One kind of batch: clips, blocks per clip, first denoised block, chance of a time gap, filler clauses, and what
+    `world.draw_clip` asks for; grad: whether the gradient reaches the blocks before the first denoised one.
+    """
 
     clips: int
     blocks: int
@@ -69,9 +71,10 @@ class Recipe:
     gap: float = 0.0
     fillers: tuple[int, ...] = (0,)
     image: float = 0.2
-    move: float = 0.7
-    back: float = 0.6
+    fresh: int = 1
+    new: float = 0.3
     slide: float = 0.6
+    grad: bool = True
 
 
 def _starts(rng: random.Random, recipe: Recipe) -> tuple[list[int], tuple[int, ...]]:
@@ -100,8 +103,8 @@ def draw_batch(bank: Bank, recipe: Recipe, seed: int) -> Batch:
             gaps=gaps,
             image=image,
             fillers=fillers,
-            move=recipe.move,
-            back=recipe.back,
+            fresh=recipe.fresh,
+            new=recipe.new,
             slide=recipe.slide,
         )
         frames = torch.cat([bank.frames(block) for block in blocks], 1)

@@ -22,22 +22,23 @@ from demo.model import Layout, history_keys, init_model, teacher_forced, velocit
 from demo.optim import Optimizer
 from demo.world import BLOCK
 
-SHORT = Recipe(clips=12, blocks=2, fillers=(0, 0, 0, 1))
-TRIPLE = Recipe(clips=8, blocks=3, gap=0.3, fillers=(0, 0, 0, 1, 2), move=0.85, back=0.85)
-MIDDLE = Recipe(clips=6, blocks=5, gap=0.5, fillers=(0, 0, 0, 1, 2, 3), back=0.75)
-LONG = Recipe(clips=4, blocks=0, gap=0.7, fillers=(0, 0, 1, 2, 3, 8), move=0.8, back=0.8)
+SHORT = Recipe(clips=12, blocks=2, fillers=(0, 0, 0, 1), new=0.7)
+TRIPLE = Recipe(clips=8, blocks=3, gap=0.3, fillers=(0, 0, 0, 1, 2), fresh=2)
+MATCH = Recipe(clips=6, blocks=5, learn=2, gap=0.4, fillers=(0, 0, 0, 1, 2), fresh=2, new=0.15)
+MIDDLE = Recipe(clips=5, blocks=5, gap=0.5, fillers=(0, 0, 0, 1, 2, 3))
+LONG = Recipe(clips=4, blocks=0, gap=0.7, fillers=(0, 0, 1, 2, 3, 8), fresh=3, new=0.2, grad=False)
 
 
 def recipe_at(step: int) -> Recipe:
     """The stage plan: two blocks; three with returns; five; then also three after a history of 5 to 16 blocks."""
     if step < 300:
         return SHORT
-    if step < 800:
+    if step < 600:
         return TRIPLE if step % 4 else SHORT
-    if step < 1300:
-        return (TRIPLE, MIDDLE, SHORT, MIDDLE)[step % 4]
+    if step < 1200:
+        return MATCH if step % 4 else MIDDLE
     history = 5 + step * 7 % 12
-    return (SHORT, TRIPLE, MIDDLE, replace(LONG, blocks=history + 3, learn=history))[step % 4]
+    return (MATCH, MIDDLE, MATCH, replace(LONG, blocks=history + 3, learn=history))[step % 4]
 
 
 def rates_at(step: int, done: float) -> tuple[float, float]:
@@ -93,7 +94,7 @@ class Run:
             torch.save(value, file.with_suffix(".tmp"))
             file.with_suffix(".tmp").replace(file)
 
-    def loss(self, batch: Batch, seed: int) -> tuple[Tensor, Tensor]:
+    def loss(self, batch: Batch, seed: int, grad: bool) -> tuple[Tensor, Tensor]:
         """Training loss and the error of the predicted clean latents per block [B, m]."""
         low = {name: value.bfloat16() for name, value in self.params.items()}
         noise = torch.randn(batch.target.shape, generator=torch.Generator().manual_seed(seed)).bfloat16().float()
@@ -102,7 +103,7 @@ class Run:
         shape = (len(batch.target), len(batch.layout.starts))
         rows = text.encode(part(low, "text."), batch.ids).unflatten(0, shape)
         bias, clean = text.pad_bias(batch.ids).unflatten(0, shape), batch.clean.bfloat16()
-        dit, layout, past, cut = part(low, "dit."), batch.layout, None, batch.layout.learn
+        dit, layout, past, cut = part(low, "dit."), batch.layout, None, 0 if grad else batch.layout.learn
         if cut:
             before, frames = Layout(layout.starts[:cut], history=True), 1 + BLOCK * cut
             past = history_keys(dit, before, clean[:, :, :frames], rows[:, :cut].detach(), bias[:, :cut])
@@ -143,8 +144,9 @@ def train(run: Run, minutes: float, total: float) -> None:
     while run.minutes < before + minutes:
         step = run.optimizer.steps
         seed = run.seed * 1_000_003 + step
-        batch = draw_batch(run.bank, recipe_at(step), seed)
-        loss, error = run.loss(batch, seed)
+        recipe = recipe_at(step)
+        batch = draw_batch(run.bank, recipe, seed)
+        loss, error = run.loss(batch, seed, recipe.grad)
         loss.backward()
         run.optimizer.step(*rates_at(step, run.minutes / total))
         meter.add(loss, error, batch)

@@ -227,31 +227,32 @@ def draw_clip(
     gaps: tuple[int, ...] = (),
     image: bool = False,
     fillers: int = 0,
-    move: float = 0.7,
-    back: float = 0.6,
+    fresh: int = 1,
+    new: float = 0.3,
     slide: float = 0.6,
 ) -> tuple[Look | None, list[Block]]:
     """One training clip: (look of the start image or None, blocks).
 
-    gaps: block numbers before which time passes; such a block is always a cut. move, back, slide: chances that the
-    camera leaves, that it returns to a shown place, and that it slides instead of cutting.
+    gaps: block numbers before which time passes; such a block is always a cut. fresh: so many blocks at the start show
+    new places; later ones do so with chance `new`, else three in five return to a place and two in five stay.
+    slide: chance of a slide instead of a cut.
     """
     journey = Journey(rng, fillers)
     start = journey.start_image() if image else None
     out: list[Block] = []
     for number in range(blocks):
-        old = [name for name in journey.shown if name != journey.here]
-        returns = bool(old) and rng.random() < back
+        is_new = number < fresh or rng.random() < new
+        others = [name for name in journey.shown if name != journey.here]
+        target = journey.new_name() if is_new else journey.here
+        if not is_new and others and (number in gaps or rng.random() < 0.6):
+            target = rng.choice(others)
         if number == 0 and image:
             out.append(journey.stay())
-        elif number == 0:
-            out.append(journey.arrive(journey.new_name()))
-        elif number in gaps:
-            out.append(journey.arrive(rng.choice(old) if returns else journey.new_name()))
-        elif rng.random() >= move:
+        elif number == 0 or number in gaps:
+            out.append(journey.arrive(target))
+        elif target == journey.here:
             out.append(journey.stay())
         else:
-            target = rng.choice(old) if returns else journey.new_name()
             out.append(journey.slide(target) if rng.random() < slide else journey.arrive(target))
     return start, out
 

@@ -21,7 +21,7 @@ from fastar_pack.fastar_core.sigmas import SigmaSchedule
 from tiny.golden import Golden
 from tiny.host_models import unet_config
 
-SHIFT = 5.0
+NOISE = (1, 16, 6, 8, 12)
 SCHEDULE = SigmaSchedule((1.0, 0.625))
 Driver = Callable[[Callable[[Tensor, FwdCtx], Tensor], Tensor], Tensor]
 
@@ -62,8 +62,16 @@ def entries(text: Tensor | list) -> list:
     return text if isinstance(text, list) else [[text, {}]]
 
 
-def sample(patcher: Any, sampler: Any, noise: Tensor, positive: Tensor | list, negative: Tensor | list | None = None,
-           cfg: float = 1.0, sigmas: tuple[float, ...] = (1.0, 0.0), seed: int = 0) -> Tensor:
+def sample(
+    patcher: Any,
+    sampler: Any,
+    noise: Tensor,
+    positive: Tensor | list,
+    negative: Tensor | list | None = None,
+    cfg: float = 1.0,
+    sigmas: tuple[float, ...] = (1.0, 0.0),
+    seed: int = 0,
+) -> Tensor:
     """Latents in model space, through the host's guider."""
     import comfy.samplers
 
@@ -75,9 +83,18 @@ def sample(patcher: Any, sampler: Any, noise: Tensor, positive: Tensor | list, n
         return patcher.model.process_latent_in(out).float().clone()
 
 
-def stream(patcher: Any, noise: Tensor, positive: Tensor | list, negative: Tensor | list | None = None, cfg: float = 1.0,
-           policy: PolicySettings | None = None, schedule: SigmaSchedule = SCHEDULE, block: int = 3, seed: int = 0,
-           **options: Any) -> Tensor:
+def stream(
+    patcher: Any,
+    noise: Tensor,
+    positive: Tensor | list,
+    negative: Tensor | list | None = None,
+    cfg: float = 1.0,
+    policy: PolicySettings | None = None,
+    schedule: SigmaSchedule = SCHEDULE,
+    block: int = 3,
+    seed: int = 0,
+    **options: Any,
+) -> Tensor:
     """A streaming run; ``options`` are further fields of the request."""
     from fastar_pack.nodes.host.sampling import StreamRequest, make_stream_sampler
 

@@ -1,6 +1,6 @@
 """The same runs on whichever host is there; as a script, on a given host, saved to a file for comparison.
 
-    python parity_runs.py HOST_CHECKOUT WORK_FOLDER OUT.safetensors
+python parity_runs.py HOST_CHECKOUT WORK_FOLDER OUT.safetensors
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-from tests_support import load_pack, start_host
 from torch import Tensor
+
+from tests_support import load_pack, start_host
 
 
 def parity_runs(folder: Path) -> dict[str, Tensor]:
@@ -34,8 +35,14 @@ def parity_runs(folder: Path) -> dict[str, Tensor]:
         "guided": stream(model, noise, text, other, cfg=3.0, block=3),
         "prefix": stream(model, noise, text, block=3, prefix=noise[:, :, :1] / 2),
         "rolling": stream(model, noise, text, block=2, policy=PolicySettings("rolling", 7, 1), loop="rolling", schedule=levels),
-        "from a file": stream(load_from_file(golden, folder), golden.tensors["noise"], golden.tensors["text.0"],
-                              schedule=golden.schedule, renoise=golden.renoise, block=3),
+        "from a file": stream(
+            load_from_file(golden, folder),
+            golden.tensors["noise"],
+            golden.tensors["text.0"],
+            schedule=golden.schedule,
+            renoise=golden.renoise,
+            block=3,
+        ),
     }
 
 

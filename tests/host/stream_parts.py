@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+
 from tests_support import Host
 from tiny.golden import load_golden
 from tiny.host_models import build_host_model
@@ -12,8 +13,8 @@ from tiny.host_models import build_host_model
 WIDTH, HEIGHT, LENGTH = 48, 32, 21  # 6 latent frames of 2 x 3 tokens
 TEXT_DIM = 64
 DEFAULTS: dict[str, Any] = {
-    "width": WIDTH, "height": HEIGHT, "length": LENGTH, "fps": 0.0, "seed": 5, "cfg": 1.0, "preset": "self_forcing", "cache": "preset",
-    "window": 9, "sink": 3, "frames_to": "memory", "decode": "auto", "filename_prefix": "video/test", "batch_size": 1,
+    "width": WIDTH, "height": HEIGHT, "length": LENGTH, "fps": 0.0, "seed": 5, "cfg": 1.0, "preset": "self_forcing",
+    "cache": "preset", "window": 9, "sink": 3, "frames_to": "memory", "decode": "auto", "filename_prefix": "video/test", "batch_size": 1,
 }
 
 
@@ -31,8 +32,10 @@ def tiny_wan_vae(seed: int = 0) -> Any:
     net = comfy.ldm.wan.vae.WanVAE(dim=4, z_dim=16, dim_mult=[1, 2, 4, 4], num_res_blocks=2, attn_scales=[],
                                    temperal_downsample=[False, True, True])
     generator = torch.Generator().manual_seed(seed)
-    state = {key: torch.randn(value.shape, generator=generator) * (1.0 if key.endswith("gamma") else max(1, value[0].numel()) ** -0.5)
-             for key, value in net.state_dict().items()}
+    state = {}
+    for key, value in net.state_dict().items():
+        scale = 1.0 if key.endswith("gamma") else max(1, value[0].numel()) ** -0.5
+        state[key] = scale * torch.randn(value.shape, generator=generator)
     return comfy.sd.VAE(sd=state)
 
 
@@ -45,7 +48,8 @@ def text(seed: int, rows: int = 7) -> list[Any]:
 def sample(host: Host, model: Any, vae: Any, **changes: Any) -> tuple[torch.Tensor, torch.Tensor, list[Any], str]:
     """The node's outputs: latents [B, 16, T, h, w], images, videos, report."""
     given = {**DEFAULTS, "positive": text(1), **changes}
-    latent, images, videos, report = host.nodes["FastARStreamingSampler"]().sample(model=model, vae=vae, **given)["result"]
+    out = host.nodes["FastARStreamingSampler"]().sample(model=model, vae=vae, **given)
+    latent, images, videos, report = out["result"]
     return latent["samples"], images, videos, report
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from fastar_pack.fastar_core.policies import PolicySettings
@@ -33,8 +32,15 @@ def model(golden: Golden, name: str, folder: Path) -> Any:
 def replay(golden: Golden, patcher: Any, settings: PolicySettings, **changes: Any) -> tuple[Tensor, list[Tensor]]:
     steps: list[Tensor] = []
     options = {"renoise": golden.renoise, "loop": golden.meta["driver"], "clean_last": True, "schedule": golden.schedule}
-    out = stream(patcher, golden.tensors["noise"], golden.tensors["text.0"], policy=settings, block=golden.meta["block"],
-                 on_step=lambda block, step, count, x0: steps.append(x0.clone()), **(options | changes))
+    out = stream(
+        patcher,
+        golden.tensors["noise"],
+        golden.tensors["text.0"],
+        policy=settings,
+        block=golden.meta["block"],
+        on_step=lambda block, step, count, x0: steps.append(x0.clone()),
+        **(options | changes),
+    )
     return out, steps
 
 
@@ -46,7 +52,8 @@ def test_golden_run(name: str, host: Host, tmp_path: Path) -> None:
     assert (out - golden.tensors["out"]).abs().max() < RUN_TOLERANCE
     counts = report["model_calls"]
     assert {kind: counts[kind] for kind in ("denoise", "clean")} == {
-        kind: sum(call["kind"] == kind for call in golden.calls) for kind in ("denoise", "clean")}
+        kind: sum(call["kind"] == kind for call in golden.calls) for kind in ("denoise", "clean")
+    }
     assert counts["attention_calls"] == 2 * len(golden.calls), "every self-attention of both layers came to the cache"
     denoise = [i for i, call in enumerate(golden.calls) if call["kind"] == "denoise"]
     assert len(steps) == len(denoise)
@@ -55,10 +62,16 @@ def test_golden_run(name: str, host: Host, tmp_path: Path) -> None:
             assert (x0 - golden.tensors[f"call.{i:03d}.x0"]).abs().max() < CALL_TOLERANCE, f"call {i}"
 
 
-@pytest.mark.parametrize(("name", "wrong"), [
-    ("A2", replace(WINDOW, window_frames=9)), ("A2", replace(WINDOW, sink_frames=0)), ("A2", FULL),
-    ("A3", PolicySettings("sink_window", 3)), ("A4", replace(ROLLING, window_frames=24)),
-])
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("A2", replace(WINDOW, window_frames=9)),
+        ("A2", replace(WINDOW, sink_frames=0)),
+        ("A2", FULL),
+        ("A3", PolicySettings("sink_window", 3)),
+        ("A4", replace(ROLLING, window_frames=24)),
+    ],
+)
 def test_wrong_cache_rules_are_far_away(name: str, wrong: PolicySettings, host: Host, tmp_path: Path) -> None:
     golden = load_golden(name)
     out, _ = replay(golden, model(golden, name, tmp_path), wrong)

@@ -81,8 +81,7 @@ def test_both_hosts_give_the_same_bits(host: Host, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     script = Path(__file__).with_name("parity_runs.py")
     command = [sys.executable, str(script), str(Path(named).expanduser().resolve()), str(tmp_path / "there"), str(target)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-3000:]
     here = parity_runs(tmp_path / "here")
     with safe_open(str(target), "pt") as file:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from fastar_pack.fastar_core.presets import get_preset, schedule
 from host.stream_parts import HEIGHT, WIDTH, sample, text, tiny_model, tiny_wan_vae
 from tests_support import Host
@@ -17,13 +18,13 @@ def sigmas_of(preset: str) -> torch.Tensor:
     return torch.tensor([*schedule(get_preset(preset)).sigmas, 0.0])
 
 
-def run_host(model: Any, sampler: Any, seed: int = 5, frames: int = 6, preset: str = "self_forcing", cfg: float = 1.0) -> Any:
+def run_host(model: Any, sampler: Any, seed: int = 5, preset: str = "self_forcing", cfg: float = 1.0) -> Any:
     """Outputs of SamplerCustomAdvanced with a stock guider and stock noise."""
     from comfy_extras import nodes_custom_sampler as custom
 
     guider = custom.CFGGuider.execute(model, text(1), text(2), cfg)[0]
     noise = custom.RandomNoise.execute(seed)[0]
-    latent = {"samples": torch.zeros(1, 16, frames, HEIGHT // 8, WIDTH // 8)}
+    latent = {"samples": torch.zeros(1, 16, 6, HEIGHT // 8, WIDTH // 8)}
     return custom.SamplerCustomAdvanced.execute(noise, guider, sampler, sigmas_of(preset), latent)
 
 
@@ -75,6 +76,7 @@ def test_the_callback_never_falls_and_shows_the_newest_frame(host: Host, monkeyp
 
 def test_refuses_what_cannot_work(host: Host) -> None:
     from comfy_extras import nodes_custom_sampler as custom
+
     from fastar_pack.fastar_core.errors import FastARError
 
     model = tiny_model()
@@ -90,12 +92,13 @@ def test_refuses_what_cannot_work(host: Host) -> None:
 
 
 def test_the_host_is_as_before_without_us(host: Host) -> None:
-    """A plain run of the stock sampler before and after our runs (also a failed one) gives the same bytes on the same model."""
+    """The stock sampler gives the same bytes on the same model before and after our runs, failed ones included."""
     import comfy.samplers
 
     model = tiny_model()
     euler = comfy.samplers.sampler_object("euler")
-    functions = ("comfy.ldm.wan.model.optimized_attention", "comfy.samplers.calc_cond_batch", "comfy.samplers.sampling_function")
+    functions = ("comfy.ldm.wan.model.optimized_attention", "comfy.samplers.calc_cond_batch",
+                 "comfy.samplers.sampling_function")
     held = [_named(name) for name in functions]
     options = repr(model.model_options)
     before = through_host(model, euler)

@@ -1,4 +1,4 @@
-"""Whatever ends a run early leaves nothing behind: exceptions keep their type, files are closed, memory is free, reruns are fresh."""
+"""Whatever ends a run early leaves nothing behind: exception types stay, files are closed, memory is free, reruns fresh."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+
 from host.stream_parts import CountingCalls, sample, tiny_model, tiny_wan_vae
 from tests_support import Host
 
 pytestmark = pytest.mark.cpu
+Parts = tuple[Any, Any]
 
 
 @pytest.fixture
@@ -41,8 +43,8 @@ def tracked(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[Any]]:
 
         monkeypatch.setattr(owner, name, make)
 
-    for owner, name in ((sampling, "RunState"), (stream_job, "draw_noise"), (vae_probe, "StreamDecoder"), (stream_job, "StreamGuider"),
-                        (stream_job, "StreamProgress"), (sampling, "HostModel")):
+    for owner, name in ((sampling, "RunState"), (stream_job, "draw_noise"), (vae_probe, "StreamDecoder"),
+                        (stream_job, "StreamGuider"), (stream_job, "StreamProgress"), (sampling, "HostModel")):
         watch(owner, name)
     return made
 
@@ -52,7 +54,7 @@ def live_tensor_bytes() -> int:
     return sum(t.untyped_storage().nbytes() for t in gc.get_objects() if isinstance(t, torch.Tensor))
 
 
-class Broken(RuntimeError):
+class BrokenError(RuntimeError):
     pass
 
 
@@ -63,7 +65,7 @@ def interrupt() -> None:
 
 
 def fail() -> None:
-    raise Broken("broken on purpose")
+    raise BrokenError("broken on purpose")
 
 
 def at_call(number: int, action: Callable[[], None]) -> Callable[[pytest.MonkeyPatch], None]:
@@ -137,16 +139,21 @@ CASES = {
 }
 
 
+@pytest.fixture(scope="module")
+def fresh(host: Host) -> tuple[torch.Tensor, torch.Tensor]:
+    """Latents and last pictures of a run with new objects, before any fault."""
+    return sample(host, tiny_model(), tiny_wan_vae(), frames_to="file")[:2]
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_faults_leave_nothing_behind(name: str, host: Host, parts: tuple[Any, Any]) -> None:
+def test_faults_leave_nothing_behind(name: str, host: Host, parts: Parts, fresh: tuple[torch.Tensor, torch.Tensor]) -> None:
     from comfy.model_management import InterruptProcessingException
 
-    fresh = sample(host, *parts, frames_to="file")
     before = live_tensor_bytes()
     with pytest.MonkeyPatch.context() as patch:
         made = tracked(patch)
         CASES[name](patch)
-        wanted = InterruptProcessingException if name.startswith("interrupt") else Broken
+        wanted = InterruptProcessingException if name.startswith("interrupt") else BrokenError
         with pytest.raises(wanted) as caught:
             sample(host, *parts, frames_to="file")
         assert type(caught.value) is wanted
@@ -168,7 +175,7 @@ def test_a_kept_tensor_would_be_noticed(host: Host, parts: tuple[Any, Any]) -> N
     del kept
 
 
-def test_an_interrupt_is_obeyed_within_one_model_call(host: Host, parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_obeyed_within_one_model_call(host: Host, parts: tuple[Any, Any]) -> None:
     from comfy.model_management import InterruptProcessingException
 
     for number in (0, 4, 5):
@@ -195,13 +202,14 @@ def test_an_interrupt_closes_and_names_the_file(host: Host, parts: tuple[Any, An
     assert f"9 frames are safe in {path}" in caplog.text
 
 
-def test_an_error_names_the_file_and_keeps_the_latents(host: Host, parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    import nodes as host_nodes
+def test_an_error_names_the_file_and_keeps_the_latents(host: Host, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     from comfy_api.latest._input_impl import VideoFromFile
+
+    import nodes as host_nodes
 
     whole = sample(host, *parts, length=33)[0]
     in_decode(2, fail)(monkeypatch)
-    with pytest.raises(Broken) as caught:
+    with pytest.raises(BrokenError) as caught:
         sample(host, *parts, length=33, frames_to="file", filename_prefix="err/clip")
     files = {path.suffix: path for path in (host.base / "output" / "err").iterdir()}
     assert set(files) == {".mp4", ".latent"}

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+
 from host.stream_parts import HEIGHT, WIDTH, CountingCalls, sample, text, tiny_model, tiny_wan_vae
 from tests_support import Host
 
 pytestmark = pytest.mark.cpu
+Parts = tuple[Any, Any]
 
 
 @pytest.fixture
@@ -23,7 +25,7 @@ def start(frames: int, rows: int = 1, seed: int = 3) -> torch.Tensor:
     return torch.randn(rows, 16, frames, HEIGHT // 8, WIDTH // 8, generator=generator)
 
 
-def test_cfg_is_the_same_in_one_call_and_in_two(host: Host, parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cfg_is_the_same_in_one_call_and_in_two(host: Host, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = CountingCalls(monkeypatch)
     together = sample(host, *parts, cfg=3.0, negative=text(2))[0]
     assert set(calls.batches) == {2}
@@ -52,7 +54,8 @@ def test_a_batch_is_its_rows_one_by_one(host: Host, parts: tuple[Any, Any], monk
     assert (both.shape[0], images.shape[0], len(videos)) == (2, 42, 2)
     plain_request = stream_job.StreamRequest
     for row in range(2):
-        monkeypatch.setattr(stream_job, "StreamRequest", lambda *args, _row=row, **kw: _one_row(plain_request(*args, **kw), _row))
+        monkeypatch.setattr(stream_job, "StreamRequest",
+                            lambda *args, _row=row, **kw: _one_row(plain_request(*args, **kw), _row))
         single, pictures, _, _ = sample(host, *parts)
         assert (both[row] - single[0]).abs().max() < 1e-5
         assert (both[1 - row] - single[0]).abs().max() > 1e-2
@@ -78,7 +81,7 @@ def test_batch_rows_get_files_of_their_own(host: Host, parts: tuple[Any, Any]) -
     assert [len(video.get_components().images) for video in videos] == [21, 21]
 
 
-def test_a_prompt_switch_acts_at_the_block_border(host: Host, parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_switch_acts_at_the_block_border(host: Host, parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = text(1), text(8, rows=11)
     alone = sample(host, *parts, positive=first, length=33)[0]
     calls = CountingCalls(monkeypatch)
@@ -113,7 +116,8 @@ def test_start_latents_of_a_run_continue_it(host: Host, parts: tuple[Any, Any]) 
 
 
 def test_batch_takes_start_rows(host: Host, parts: tuple[Any, Any]) -> None:
-    two = sample(host, *parts, start_latent={"samples": start(1, rows=2)}, preset="causal_forcing_framewise_4step", length=9)[0]
+    rows = {"samples": start(1, rows=2)}
+    two = sample(host, *parts, start_latent=rows, preset="causal_forcing_framewise_4step", length=9)[0]
     assert two.shape[0] == 2
     repeated = sample(host, *parts, start_latent={"samples": start(1)}, batch_size=2, preset="demo", length=9)[0]
     assert torch.equal(repeated[0, :, :1], repeated[1, :, :1])

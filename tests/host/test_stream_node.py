@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from host.stream_parts import DEFAULTS, HEIGHT, LENGTH, WIDTH, CountingCalls, sample, text, tiny_model, tiny_wan_vae
 from tests_support import Host
 
@@ -65,8 +66,10 @@ def test_same_seed_same_bytes_and_the_global_generator_is_left_alone(host: Host,
     assert not torch.equal(first[0], other[0])
 
 
-@pytest.mark.parametrize(("length", "latents", "computed"), [(1, 1, 1), (2, 2, 5), (4, 2, 5), (5, 2, 5), (6, 3, 9), (20, 6, 21)])
-def test_surplus_is_cut_and_reported(host: Host, parts: tuple[Any, Any], length: int, latents: int, computed: int) -> None:
+@pytest.mark.parametrize(("length", "latents", "computed"), [
+    (1, 1, 1), (2, 2, 5), (4, 2, 5), (5, 2, 5), (6, 3, 9), (20, 6, 21),
+])
+def test_surplus_is_cut(host: Host, parts: tuple[Any, Any], length: int, latents: int, computed: int) -> None:
     latent, images, videos, text_report = sample(host, *parts, length=length)
     assert (latent.shape[2], images.shape[0]) == (latents, length)
     assert len(videos[0].get_components().images) == length
@@ -119,7 +122,8 @@ def test_decoding_between_blocks_and_at_the_end_agree(host: Host, parts: tuple[A
 
 
 def test_odd_token_grids_and_framewise_blocks(host: Host, parts: tuple[Any, Any]) -> None:
-    latent, images, _, text_report = sample(host, *parts, width=40, height=24, length=10, preset="causal_forcing_framewise_2step")
+    size = {"width": 40, "height": 24, "length": 10}
+    latent, images, _, text_report = sample(host, *parts, preset="causal_forcing_framewise_2step", **size)
     assert (latent.shape, images.shape) == ((1, 16, 4, 3, 5), (10, 24, 40, 3))
     assert json.loads(text_report)["counts"]["model_calls"] == {"denoise": 4 + 3 * 2, "clean": 3}
 

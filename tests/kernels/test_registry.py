@@ -6,118 +6,185 @@ import contextlib
 import importlib
 import threading
 import time
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from fastar_pack.kernels import registry
-from fastar_pack.kernels.registry import BackendError
+from fastar_pack.kernels.ops import ArgumentError
+from fastar_pack.kernels.registry import BackendError, OpFailedError
 
 pytestmark = pytest.mark.cpu
+NAMES = ("torch_fast", "reference")
 
 
 def qkv(keys: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(1, 3, 2, 16), torch.randn(1, keys, 2, 16), torch.randn(1, keys, 2, 16)
 
 
-@pytest.fixture
-def backends(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """Back-ends by name that the registry finds in this test: modules, or exceptions to raise at import."""
-    known: dict[str, object] = {}
-    plain = importlib.import_module
+def ask(backend: str = "auto") -> Any:
+    return registry.call("attend", backend, *qkv())
 
-    def find(name: str, package: str | None = None) -> ModuleType:
-        folder = name.split(".")[1] if name.startswith(".") else name
+
+def fake(answer: str, reason: str | None = None, **package: Any) -> tuple[SimpleNamespace, SimpleNamespace]:
+    """A back-end's package and its attend module."""
+    return SimpleNamespace(**package), SimpleNamespace(attend=lambda *args: answer, why_not=lambda *args: reason)
+
+
+@pytest.fixture
+def backends(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Back-ends by name that a fresh registry finds in this test: (package, op module), or an exception to raise at import."""
+    known: dict[str, Any] = {}
+
+    def find(name: str, package: str | None = None) -> Any:
+        folder, _, op = name.removeprefix(".").partition(".")
         if folder not in known:
-            return plain(name, package)
+            return importlib.import_module(name, package)
         if isinstance(known[folder], BaseException):
-            raise known[folder]  # type: ignore[misc]
-        return known[folder]  # type: ignore[return-value]
+            raise known[folder]
+        return known[folder][1 if op else 0]
 
     monkeypatch.setattr(registry, "importlib", SimpleNamespace(import_module=find))
-    monkeypatch.setattr(registry, "_probes", {})
+    monkeypatch.setattr(registry, "_backends", {})
+    monkeypatch.setattr(registry, "PRIORITY", NAMES)
     monkeypatch.delenv(registry.ENV_BACKEND, raising=False)
     return known
 
 
-def fake(answer: str, reason: str | None = None) -> SimpleNamespace:
-    return SimpleNamespace(attend=lambda *args: answer, why_not=lambda *args: reason)
-
-
-def test_the_first_that_accepts_is_used(backends: dict[str, object]) -> None:
+def test_the_first_that_accepts_is_used(backends: dict[str, Any]) -> None:
     backends |= {"torch_fast": fake("fast"), "reference": fake("slow")}
-    assert registry.call("attend", "auto", *qkv(), None) == "fast"
-    assert registry.call("attend", "reference", *qkv(), None) == "slow"
+    assert ask() == "fast"
+    assert ask("reference") == "slow"
 
 
-def test_a_refusal_passes_the_call_on(backends: dict[str, object]) -> None:
+def test_a_refusal_passes_the_call_on(backends: dict[str, Any]) -> None:
     backends |= {"torch_fast": fake("fast", "too many heads"), "reference": fake("slow")}
-    assert registry.call("attend", "auto", *qkv(), None) == "slow"
+    assert ask() == "slow"
     with pytest.raises(BackendError, match="torch_fast: too many heads; choose another back-end than 'torch_fast'"):
-        registry.call("attend", "torch_fast", *qkv(), None)
+        ask("torch_fast")
 
 
-def test_when_nobody_can_every_reason_is_given(backends: dict[str, object]) -> None:
+def test_when_nobody_can_every_reason_is_given(backends: dict[str, Any]) -> None:
     backends |= {"torch_fast": fake("fast", "too many heads"), "reference": fake("slow", "no float64")}
-    with pytest.raises(BackendError, match="no back-end can run attend: torch_fast: too many heads; reference: no float64$"):
-        registry.call("attend", "auto", *qkv(), None)
+    with pytest.raises(BackendError, match=r"no back-end can run attend: torch_fast: too many heads; reference: no float64$"):
+        ask()
 
 
-@pytest.mark.parametrize("error", [ImportError("no module"), OSError("DLL load failed"), RuntimeError("driver too old")])
-def test_a_back_end_that_cannot_be_imported_is_a_reason(backends: dict[str, object], error: Exception) -> None:
+@pytest.mark.parametrize("error", [ImportError("no module"), OSError("no such DLL"), RuntimeError("driver too old")])
+def test_a_back_end_that_cannot_be_imported_is_a_reason(backends: dict[str, Any], error: Exception) -> None:
     backends |= {"torch_fast": error, "reference": fake("slow")}
-    assert registry.call("attend", "auto", *qkv(), None) == "slow"
-    reason = f"{type(error).__name__}: {error}"
-    assert registry.status() == [{"backend": "torch_fast", "status": reason}, {"backend": "reference", "status": "available"}]
+    assert ask() == "slow"
+    rows = {row["backend"]: row["status"] for row in registry.status(torch.device("cpu"))}
+    assert rows == {"torch_fast": f"{type(error).__name__}: {error}", "reference": "available"}
     with pytest.raises(BackendError, match=str(error)):
-        registry.call("attend", "torch_fast", *qkv(), None)
+        ask("torch_fast")
 
 
-def test_the_real_back_ends_are_there(backends: dict[str, object]) -> None:
-    assert [row["status"] for row in registry.status()] == ["available"] * len(registry.PRIORITY)
+def test_a_probe_runs_once_and_its_failure_is_a_reason(backends: dict[str, Any]) -> None:
+    probed: list[int] = []
+
+    def probe() -> str | None:
+        probed.append(1)
+        raise RuntimeError("the compiler died")
+
+    backends |= {"torch_fast": fake("fast", probe=probe), "reference": fake("slow")}
+    assert [ask() for _ in range(3)] == ["slow"] * 3
+    assert probed == [1]
+    with pytest.raises(BackendError, match="the compiler died"):
+        ask("torch_fast")
+
+
+def test_a_place_where_a_back_end_does_not_run(backends: dict[str, Any]) -> None:
+    def why_not_here(device: torch.device, forced: bool) -> str | None:
+        return None if forced else f"it is not used on {device.type}"
+
+    backends |= {"torch_fast": fake("fast", why_not_here=why_not_here), "reference": fake("slow")}
+    assert ask() == "slow"
+    assert ask("torch_fast") == "fast"
+
+
+def test_an_op_that_fails_at_run_time_is_not_tried_again(backends: dict[str, Any]) -> None:
+    tried: list[int] = []
+    package, module = fake("fast")
+
+    def attend(*args: Any) -> str:
+        tried.append(1)
+        raise OpFailedError("it does not compile")
+
+    module.attend = attend
+    backends |= {"torch_fast": (package, module), "reference": fake("slow")}
+    assert [ask() for _ in range(3)] == ["slow"] * 3
+    assert tried == [1]
+    with pytest.raises(BackendError, match="torch_fast: it does not compile"):
+        ask("torch_fast")
+
+
+def test_any_other_error_of_an_op_is_not_hidden(backends: dict[str, Any]) -> None:
+    package, module = fake("fast")
+
+    def attend(*args: Any) -> str:
+        raise IndexError("a bug")
+
+    module.attend = attend
+    backends |= {"torch_fast": (package, module), "reference": fake("slow")}
+    with pytest.raises(IndexError, match="a bug"):
+        ask()
+
+
+def test_a_call_that_breaks_the_contract_is_refused_before_anybody_is_asked(backends: dict[str, Any]) -> None:
+    backends |= {"torch_fast": fake("fast"), "reference": fake("slow")}
+    q, k, v = qkv()
+    with pytest.raises(ArgumentError, match="attend: v has shape"):
+        registry.call("attend", "auto", q, k, v[:, :2])
+
+
+def test_the_real_back_ends_are_there(backends: dict[str, Any]) -> None:
+    assert [row["status"] for row in registry.status(torch.device("cpu"))] == ["available"] * len(NAMES)
     args = qkv()
-    results = [registry.call("attend", name, *args, None) for name in ("auto", *registry.PRIORITY)]
-    assert all((r - results[0]).abs().max() < 1e-6 for r in results)
-    assert registry.call("attend", "auto", *qkv(0), None).abs().max() == 0, "without keys the reference answers zeros"
-    with pytest.raises(BackendError, match="torch_fast: there are no keys"):
-        registry.call("attend", "torch_fast", *qkv(0), None)
+    results = [registry.call("attend", name, *args) for name in ("auto", *NAMES)]
+    assert all((r - results[0]).abs().max() < 1e-5 for r in results)
+    assert registry.call("attend", "auto", *qkv(0)).abs().max() == 0, "without keys the answer is zeros"
 
 
-def test_the_environment_forces_and_the_node_wins(backends: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_forces_and_the_node_wins(backends: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     backends |= {"torch_fast": fake("fast"), "reference": fake("slow")}
     monkeypatch.setenv(registry.ENV_BACKEND, "reference")
-    assert registry.call("attend", "auto", *qkv(), None) == "slow"
-    assert registry.call("attend", "torch_fast", *qkv(), None) == "fast"
+    assert ask() == "slow"
+    assert ask("torch_fast") == "fast"
     monkeypatch.setenv(registry.ENV_BACKEND, "auto")
-    assert registry.call("attend", "auto", *qkv(), None) == "fast"
+    assert ask() == "fast"
 
 
 @pytest.mark.parametrize("by_environment", [False, True])
-def test_an_unknown_name_lists_the_known_ones(by_environment: bool, backends: dict[str, object],
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_name_lists_the_known_ones(by_environment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(registry.ENV_BACKEND, raising=False)
     if by_environment:
         monkeypatch.setenv(registry.ENV_BACKEND, "fancy")
-    with pytest.raises(BackendError, match="'fancy' is unknown; choose auto or one of torch_fast, reference"):
-        registry.call("attend", "auto" if by_environment else "fancy", *qkv(), None)
+    with pytest.raises(BackendError, match="'fancy' is unknown; choose auto or one of .*torch_fast, reference"):
+        ask("auto" if by_environment else "fancy")
 
 
-def imports_under_threads(backends: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[object]]:
+def imports_under_threads(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[Any]]:
+    """Eight threads ask at once while an import takes its time: the imports made, the answers got."""
     imported: list[str] = []
-    answers: list[object] = []
+    answers: list[Any] = []
+    start = threading.Barrier(8)
 
-    def slow_import(name: str, package: str | None = None) -> object:
+    def slow_import(name: str, package: str | None = None) -> Any:
         imported.append(name)
         time.sleep(0.02)
-        return fake("fast")
-
-    monkeypatch.setattr(registry, "importlib", SimpleNamespace(import_module=slow_import))
-    start = threading.Barrier(8)
+        return fake("fast")[1]
 
     def work() -> None:
         start.wait()
-        answers.append(registry.call("attend", "auto", *qkv(), None))
+        try:
+            answers.append(ask())
+        except Exception as error:  # without the lock a thread may find half a back-end
+            answers.append(error)
 
+    monkeypatch.setattr(registry, "importlib", SimpleNamespace(import_module=slow_import))
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -126,13 +193,13 @@ def imports_under_threads(backends: dict[str, object], monkeypatch: pytest.Monke
     return imported, answers
 
 
-def test_threads_import_a_back_end_once(backends: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    imported, answers = imports_under_threads(backends, monkeypatch)
-    assert imported == [f".torch_fast.{op}" for op in registry.OPS]
+def test_threads_import_a_back_end_once(backends: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    imported, answers = imports_under_threads(monkeypatch)
+    assert imported == [".torch_fast", ".torch_fast.attend"]
     assert answers == ["fast"] * 8
 
 
-def test_without_the_lock_they_would_not(backends: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_lock_they_would_not(backends: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_lock", contextlib.nullcontext())
-    imported, _ = imports_under_threads(backends, monkeypatch)
-    assert len(imported) > len(registry.OPS)
+    imported, _ = imports_under_threads(monkeypatch)
+    assert len(imported) > 2

@@ -42,7 +42,7 @@ def test_ruff_has_nothing_to_say() -> None:
         ("ev" + "al('1')\n", "S307"),
         ("a = 1; b = 2\n", "E702"),
         ("import os\n", "F401"),
-        ("a = '" + "x" * 120 + "'\n", "E501"),
+        ("a = '" + "x" * 140 + "'\n", "E501"),
         ('def f(a=[]):\n    """Doc."""\n    return a\n', "B006"),
         ("def f():\n    return 1\n", "D103"),
         ('def f(a):\n    """Doc."""\n    return 1\n', "ARG001"),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import av
 import pytest
+
 from tests_support import Host
 from video.frames import numbered, numbers, times
 

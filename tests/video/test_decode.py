@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from fastar_pack.fastar_core.errors import FastARError, GeometryError, UnsupportedError
 from host.stream_parts import tiny_wan_vae
 from tests_support import Host
