@@ -92,17 +92,24 @@ class Rotary:
         even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(x.dtype)
 
-    def row_table(self, positions: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Complex-free tables for single rows: float32 [positions, 2, d_t / 2] over time and [S, 2, (d - d_t) / 2] over cells."""
-        time = self._axis_angles(torch.arange(positions), 0)
-        pair = [torch.stack([torch.cos(a), torch.sin(a)], dim=1).float().to(device) for a in (time, self._spatial)]
+    def row_tables(self, steps: torch.Tensor, spatial: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tables for rotating single rows: float32 cos and sin [len(steps), 2, d_t / 2] over time, [S, 2, (d - d_t) / 2] over cells.
+
+        ``spatial``: ``steps`` are the positions of frames 0, 1, ...; rows are rotated from nothing. Otherwise ``steps`` are temporal
+        moves of keys that are rotated already, and cells stay as they are.
+        """
+        time = self._axis_angles(steps, 0)
+        if not spatial:
+            time = time - self._axis_angles(torch.zeros(1), 0)
+        space = self._spatial if spatial else torch.zeros_like(self._spatial)
+        pair = [torch.stack([torch.cos(a), torch.sin(a)], dim=1).float() for a in (time, space)]
         return pair[0], pair[1]
 
 
-def rotate_rows(x: torch.Tensor, position: torch.Tensor, cell: torch.Tensor,
+def rotate_rows(x: torch.Tensor, frame: torch.Tensor, cell: torch.Tensor,
                 tables: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """Rows x [B, H, N, D] rotated each to its own temporal position and cell, both [B, G, N] with G = 1 or H."""
-    angles = torch.cat([tables[0][position], tables[1][cell]], dim=-1)
+    """Rows x [B, H, N, D] turned each by the table entries of its own frame and cell, both [B, G, N] with G = 1 or H."""
+    angles = torch.cat([tables[0][frame], tables[1][cell]], dim=-1)
     cos, sin = angles.unbind(-2)
     even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2).to(x.dtype)

@@ -17,14 +17,16 @@ from typing import Any
 from .checkpoint_shapes import ModelShape
 from .errors import ConfigError
 from .geometry import pixel_frames_for
-from .sigmas import SigmaSchedule, nearest_in_table, warp
+from .sigmas import SigmaSchedule, nearest_in_table, warped_steps
+from .solvers import teacher_schedule
 
 AUTO = "auto"
-DRIVERS = ("blockwise", "rolling", "recache", "rollout", "recompute")
+LOOPS = ("blockwise", "rolling")
+SOLVERS = ("renoise", "unipc")
 POSITIONS = ("absolute", "slot", "anchor")
 PREFIX_RULES = ("blocks", "one", "none")
 METADATA_KEY = "fastar_preset"
-# stages of training that are published beside the finished models and cannot be sampled in few steps; other generations
+# stages of training that are published beside the finished models, other generations: only a hint that says it may match
 _NO_HINT = ("ar diffusion", "causal ode", "causal cd", "ode init", "longlive 2", "longlive2", "lora", "bidirectional")
 
 
@@ -32,17 +34,20 @@ _NO_HINT = ("ar diffusion", "causal ode", "causal cd", "ode init", "longlive 2",
 class Preset:
     """How one family is sampled. All frame counts are latent frames.
 
-    raw_steps: 1000 = pure noise; read through the warp of `shift` unless `warped` is false. window_frames: most frames
-    attended, sink and own block included, None = everything; cache_frames: frames stored where that differs.
+    raw_steps: 1000 = pure noise; read through the warp of `shift` unless `warped` is false. num_steps: instead of a
+    list, for solver "unipc". window_frames: most frames attended, sink and own block included, None = everything.
+    recache_frames: frames recomputed at a prompt switch. rollout_frames, context_frames: the timeline starts over from
+    so many clean frames when it is so long; with clean_pass false the context is recomputed before every block.
     prefix_rule: "blocks" = start frames in whole blocks, "one" = a single start latent, "none" = no start frames.
-    widths: model widths of the published files. driver: the kind of sampling loop; available: this version has it.
-    use_ema: which of two sets of weights the authors sample with. fps, width, height: defaults for new videos.
+    widths: model widths of the published files. loop: how blocks follow each other; available: this version has it.
+    use_ema: which of two sets of weights the authors sample with. fps, width, height: defaults for new videos. limits:
+    what is known not to work, in words.
     """
 
     key: str
     label: str
     family: str
-    driver: str
+    loop: str
     available: bool
     block: int
     raw_steps: tuple[int, ...]
@@ -50,12 +55,17 @@ class Preset:
     positions: str
     prefix_rule: str
     notes: str
+    limits: str
     raw_steps_first_block: tuple[int, ...] | None = None
     warped: bool = True
     window_frames: int | None = None
     sink_frames: int = 0
-    cache_frames: int | None = None
+    recache_frames: int | None = None
+    rollout_frames: int | None = None
+    context_frames: int | None = None
     clean_pass: bool = True
+    solver: str = "renoise"
+    num_steps: int = 0
     cfg: float = 1.0
     fps: float = 16.0
     max_frames_trained: int | None = None
@@ -66,14 +76,18 @@ class Preset:
     name_hints: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        allowed = (("driver", DRIVERS), ("positions", POSITIONS), ("prefix_rule", PREFIX_RULES))
+        allowed = (("loop", LOOPS), ("solver", SOLVERS), ("positions", POSITIONS), ("prefix_rule", PREFIX_RULES))
         for name, values in allowed:
             if getattr(self, name) not in values:
                 raise ConfigError(
                     f"preset '{self.key}': {name} is '{getattr(self, name)}', expected one of {', '.join(values)}"
                 )
-        if self.block < 1 or not self.raw_steps or self.shift <= 0:
-            raise ConfigError(f"preset '{self.key}': block, raw_steps and shift must be there and positive")
+        listed = bool(self.raw_steps) if self.solver == "renoise" else self.num_steps > 0
+        if self.block < 1 or not listed or self.shift <= 0:
+            raise ConfigError(f"preset '{self.key}': block, raw_steps (num_steps for unipc) and shift must be there and positive")
+        if (self.rollout_frames is None) != (self.context_frames is None) or not (self.clean_pass or self.context_frames):
+            raise ConfigError(f"preset '{self.key}': rollout_frames and context_frames belong together, and a family without a "
+                              "clean pass needs them")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Preset:
         return self
@@ -111,9 +125,12 @@ def get_preset(key: str) -> Preset:
 
 def schedule(preset: Preset) -> SigmaSchedule:
     """Sigmas of the preset from the float32 training table; un-warped lists also keep the raw numbers as timesteps."""
+    if preset.solver == "unipc":
+        return teacher_schedule(preset.num_steps, preset.shift)
     first = preset.raw_steps_first_block
     if preset.warped:
-        return SigmaSchedule(warp(preset.raw_steps, preset.shift), warp(first, preset.shift) if first else None)
+        sigmas, timesteps = warped_steps(preset.raw_steps, preset.shift)
+        return SigmaSchedule(sigmas, warped_steps(first, preset.shift)[0] if first else None, timesteps)
     return SigmaSchedule(
         tuple(nearest_in_table(step, preset.shift) for step in preset.raw_steps),
         tuple(nearest_in_table(step, preset.shift) for step in first) if first else None,
@@ -128,13 +145,12 @@ def hint_from_name(filename: str, metadata: Mapping[str, str] | None = None) -> 
     if told in _table():
         return told
     words = " " + " ".join(re.findall(r"[a-z0-9]+", filename.replace("\\", "/").lower())) + " "
-    if any(f" {part} " in words for part in _NO_HINT):
-        return None
+    telling = [part for part in _NO_HINT if f" {part} " in words]
     best: tuple[int, str] | None = None
     for key, preset in _table().items():
         for hint in preset.name_hints:
-            score = len(hint)
-            if all(f" {word} " in words for word in hint.split()) and (best is None or score > best[0]):
+            score, told_all = len(hint), all(part in hint for part in telling)
+            if told_all and all(f" {word} " in words for word in hint.split()) and (best is None or score > best[0]):
                 best = (score, key)
     return best[1] if best else None
 
@@ -175,7 +191,7 @@ def check_block(preset: Preset, block: int) -> list[str]:
 def check_length(preset: Preset, latent_frames: int) -> list[str]:
     """Warnings about more latent frames than the family was trained on."""
     limit = preset.max_frames_trained
-    if limit is None or latent_frames <= limit:
+    if limit is None or latent_frames <= limit or preset.rollout_frames:
         return []
     cure = "" if preset.window_frames else "; a window of 9 to 12 latent frames with sink 3 keeps it in check"
     return [(
@@ -184,22 +200,36 @@ def check_length(preset: Preset, latent_frames: int) -> list[str]:
     )]  # fmt: skip
 
 
-def check_window(preset: Preset, window_frames: int | None, sink_frames: int, block: int) -> list[str]:
-    """Warnings about a cache window (latent frames, sink and own block included) that is too small to be of use."""
+def check_window(preset: Preset, window_frames: int | None, sink_frames: int, block: int, own: int | None = None) -> list[str]:
+    """Warnings about a cache window (latent frames, sink and own frames included) that is too small to be of use.
+
+    own: latent frames of one denoise call, where that is more than a block (a rolling window).
+    """
     if window_frames is None:
         return []
+    own = own or block
+    name = "the own block" if own == block else "the rolling window"
     warnings = []
-    if window_frames < sink_frames + block:
-        warnings.append(f"window {window_frames} is smaller than sink {sink_frames} + block {block}: no room for any "
-                        f"history; set the window to {sink_frames + 2 * block} or more")  # fmt: skip
-    elif window_frames < sink_frames + 2 * block:
+    if window_frames < sink_frames + own:
+        warnings.append(f"window {window_frames} is smaller than sink {sink_frames} + {name} {own}: no room for any "
+                        f"history; set the window to {sink_frames + own + block} or more")  # fmt: skip
+    elif window_frames < sink_frames + own + block:
         warnings.append(f"window {window_frames} does not hold one whole block of recent history beside sink "
-                        f"{sink_frames} and the own block {block}; {sink_frames + 2 * block} or more keeps motion "
+                        f"{sink_frames} and {name} {own}; {sink_frames + own + block} or more keeps motion "
                         "smooth")  # fmt: skip
     if preset.window_frames is not None and window_frames > preset.window_frames:
         warnings.append(f"window {window_frames} is wider than the {preset.window_frames} latent frames of "
                         f"{preset.label}; history beyond that was not trained")  # fmt: skip
     return warnings
+
+
+def check_cfg(preset: Preset, cfg: float) -> list[str]:
+    """Warnings about a cfg that the family was not made for."""
+    if preset.cfg == 1.0 and cfg != 1.0:
+        return [f"cfg {cfg:g}: {preset.label} is distilled and runs without it; set cfg to 1 (half the time)"]
+    if preset.cfg != 1.0 and cfg == 1.0:
+        return [f"cfg 1: {preset.label} needs guidance; set cfg to {preset.cfg:g} and connect a negative prompt"]
+    return []
 
 
 def check_prefix(preset: Preset, prefix_frames: int) -> list[str]:

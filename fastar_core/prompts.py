@@ -106,11 +106,11 @@ def _check_frames(prompts: list[PromptAt]) -> None:
 
 
 def prompt_table(prompts: list[PromptAt], fps: float) -> str:
-    """The list as a table for people: seconds, pixel frame, latent frame, text."""
+    """The list as a Markdown table: seconds, pixel frame, latent frame, text."""
     rows = [
-        f"{p.pixel_frame / fps:8.2f} s  frame {p.pixel_frame:6d}  latent {p.latent_frame:5d}  {p.text}" for p in prompts
+        f"| {p.pixel_frame / fps:.2f} | {p.pixel_frame} | {p.latent_frame} | {p.text.replace('|', '/')} |" for p in prompts
     ]
-    return "\n".join(rows)
+    return "\n".join(["| second | frame | latent frame | prompt |", "| ---: | ---: | ---: | --- |", *rows])
 
 
 def _short(text: str, limit: int = 40) -> str:

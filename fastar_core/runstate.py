@@ -70,8 +70,9 @@ class RunState:
 
     def report(self) -> dict[str, object]:
         """Counts for the run report: model calls per phase, branches, bytes."""
+        told = {str(branch): found for branch, policy in self._policies.items() if (found := policy.report())}
         return {"model_calls": dict(self.counters), "branches": len(self._policies), "cache_bytes": self.bytes(),
-                "cache_peak_bytes": self.peak_bytes, "policy": self.settings.kind}
+                "cache_peak_bytes": self.peak_bytes, "policy": self.settings.kind, **({"cache": told} if told else {})}
 
     def close(self) -> None:
         """Frees every tensor of the run and undoes what was registered; may be called twice."""

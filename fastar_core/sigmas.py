@@ -37,6 +37,18 @@ def nearest_in_table(timestep: float, shift: float) -> float:
     return float(table[int((table.double() * TRAIN_STEPS - timestep).abs().argmin())])
 
 
+def warped_steps(raw_steps: tuple[int, ...], shift: float) -> tuple[tuple[float, ...], tuple[float, ...] | None]:
+    """Sigmas of raw steps through the warp, and what the model is told (None = 1000 sigma).
+
+    A last step 0 (Krea) is told as timestep 0, but its sigma is the last entry of the training table: the samplers look a
+    sigma up by timestep and find no nearer one.
+    """
+    if raw_steps[-1] != 0:
+        return warp(raw_steps, shift), None
+    sigmas = warp(raw_steps[:-1], shift)
+    return (*sigmas, nearest_in_table(0.0, shift)), (*(s * TRAIN_STEPS for s in sigmas), 0.0)
+
+
 @dataclass(frozen=True)
 class SigmaSchedule:
     """Denoise sigmas of a block, noisiest first, without a final 0; ``first_block`` replaces them in the first block.

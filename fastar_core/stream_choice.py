@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 
@@ -18,58 +18,35 @@ from .geometry import (
 )
 from .noise import seeded_normal
 from .policies import PolicySettings
-from .presets import AUTO, Preset, check_length, check_prefix, check_window, get_preset, preset_keys, schedule
+from .presets import AUTO, Preset, check_block, check_cfg, get_preset, preset_keys, schedule
+from .run_choice import RunChoice, run_warnings
 from .settings import FastARSettings
 from .sigmas import SigmaSchedule
 
-CACHE_CHOICES = ("preset", "full", "sink_window")
 FRAMES_CHOICES = ("auto", "memory", "file")
 FILE_ABOVE = 129
 LATENT_CHANNELS = 16
+SAME_SIGMA = 1e-6
 
 
 def choose_preset(choice: str, settings: FastARSettings | None) -> tuple[Preset, list[str]]:
     """The preset of the run and warnings. "auto" takes the model's own; raises ConfigError when it has none."""
     own = settings.preset if settings is not None else None
+    warnings: list[str] = []
     if choice == AUTO:
         if own is None:
             raise ConfigError("preset is 'auto', but this model does not say which family it is of; load it with "
                               f"FAST-AR Load Streaming Model or choose preset: {', '.join(preset_keys())}")
-        chosen, warnings = own, []
+        chosen = own
     else:
         chosen = get_preset(choice)
-        warnings = []
         if own is not None and own.key != choice:
             warnings = [f"preset '{choice}' was chosen, the model was loaded as '{own.key}'; a wrong one gives worse video"]
+            warnings += check_block(own, chosen.block)
     if not chosen.available:
         raise ConfigError(f"preset '{chosen.key}': this version has no sampling loop for {chosen.label}; choose one of "
                           f"{', '.join(preset_keys())}")
     return chosen, warnings
-
-
-def preset_policy(preset: Preset) -> PolicySettings:
-    """The backbone's own cache rule: everything, or its window and sink."""
-    positions = "slot" if preset.positions == "slot" else "absolute"
-    if preset.window_frames is None:
-        return PolicySettings(positions=positions)
-    return PolicySettings("sink_window", preset.window_frames, preset.sink_frames, positions)
-
-
-def choose_policy(cache: str, window: int, sink: int, preset: Preset,
-                  settings: FastARSettings | None) -> PolicySettings:
-    """Cache rule of the run: "preset" = what a patch node set on the model, else the family's own rule."""
-    base = preset_policy(preset)
-    if cache == "preset":
-        own = settings.policy if settings is not None else None
-        return own if own is not None else base
-    if cache == "full":
-        return replace(base, kind="full", window_frames=None, sink_frames=0)
-    if cache != "sink_window":
-        raise ConfigError(f"cache is '{cache}', expected one of {', '.join(CACHE_CHOICES)}")
-    if window < sink + preset.block:
-        raise ConfigError(f"a window of {window} latent frames cannot hold a sink of {sink} and a block of {preset.block}; "
-                          f"raise window to {sink + preset.block} or more, or lower sink")
-    return replace(base, kind="sink_window", window_frames=window, sink_frames=sink)
 
 
 def goes_to_file(choice: str, length: int) -> bool:
@@ -122,10 +99,10 @@ class Canvas:
         """Bytes of all frames as float32 RGB."""
         return self.batch * self.length * self.width * self.height * 3 * 4
 
-    def geometry(self, block: int, num_layers: int) -> RunGeometry:
+    def geometry(self, run: RunChoice, num_layers: int) -> RunGeometry:
         """Sizes for the cache policy."""
         rows, cols = token_grid(*self.latent_shape[3:])
-        return RunGeometry(self.latent_frames, block, rows, cols, num_layers)
+        return run.geometry(self.latent_frames, self.prefix_frames, rows, cols, num_layers)
 
 
 def draw_noise(seed: int, shape: Sequence[int], prefix_frames: int, preset: Preset) -> torch.Tensor:
@@ -146,6 +123,8 @@ def given_schedule(sigmas: Sequence[float], preset: Preset) -> SigmaSchedule:
         raise ConfigError(f"sigmas are {[round(s, 4) for s in sigmas]}; expected falling values that end with 0: use a "
                           "full schedule (denoise 1) without a split")
     own = schedule(preset)
+    if len(sigmas) == len(own.sigmas) + 1 and all(abs(a - b) < SAME_SIGMA for a, b in zip(sigmas, own.sigmas)):
+        return own  # the family may tell the model other timesteps than 1000 sigma
     return SigmaSchedule(tuple(sigmas[:-1]), own.first_block, None, own.first_timesteps)
 
 
@@ -155,8 +134,10 @@ def planned_kv_bytes(policy: PolicySettings, geometry: RunGeometry, width: int, 
     The store has its full size from the first call on; once frames are evicted, the last block's former rows are kept
     too.
     """
-    capacity = min(policy.window_frames or geometry.total_frames, geometry.total_frames)
-    undo = min(geometry.block, capacity) if capacity < geometry.total_frames else 0
+    total, window = geometry.total_frames, policy.window_frames
+    stored = total if window is None else window + (policy.sink_frames if policy.kind == "rolling" else 0)
+    capacity = min(stored, total)
+    undo = min(geometry.block, capacity) if capacity < total else 0
     per_frame = kv_bytes_per_frame(geometry.num_layers, width, geometry.tokens_per_frame, element_bytes, rows)
     return (capacity + undo) * per_frame
 
@@ -174,7 +155,7 @@ class Choice:
     """Everything decided before the host is touched; ``warnings`` in words."""
 
     preset: Preset
-    policy: PolicySettings
+    run: RunChoice
     canvas: Canvas
     fps: float
     seed: int
@@ -182,17 +163,21 @@ class Choice:
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        preset, policy = self.preset, self.policy
-        self.warnings += check_length(preset, self.canvas.latent_frames) if policy.window_frames is None else []
-        self.warnings += check_prefix(preset, self.canvas.prefix_frames)
-        self.warnings += check_window(preset, policy.window_frames, policy.sink_frames, preset.block)
+        self.warnings += run_warnings(self.preset, self.run, self.canvas.latent_frames, self.canvas.prefix_frames)
+        self.warnings += check_cfg(self.preset, self.cfg)
+
+    @property
+    def policy(self) -> PolicySettings:
+        return self.run.policy
 
     def as_report(self) -> dict[str, object]:
         """Settings for the run report."""
-        policy, canvas = self.policy, self.canvas
+        policy, canvas, run = self.policy, self.canvas, self.run
+        switch = "rebuild" if run.rebuild else policy.recache if run.recache_frames else "none"
         return {
             "preset": self.preset.key, "block": self.preset.block, "seed": self.seed, "cfg": self.cfg, "fps": self.fps,
             "width": canvas.width, "height": canvas.height, "length": canvas.length, "batch": canvas.batch,
+            "loop": run.loop, "solver": run.solver, "prompt_switch": switch,
             "prefix_latent_frames": canvas.prefix_frames,
             "cache": {"policy": policy.kind, "window_frames": policy.window_frames,
                       "sink_frames": policy.sink_frames, "positions": policy.positions},

@@ -1,11 +1,11 @@
-"""Loaders for the small parts of the demo model that no stock loader reads: codec, text encoder, slate."""
+"""Loaders for the small parts of the demo that no stock loader reads: codec, text encoder, slate, start pictures."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from .host import demo_parts
-from .host.folders import demo_files, demo_path
+from .host.folders import demo_files, demo_path, demo_pictures, load_demo_picture
 
 CATEGORY = "FAST-AR/demo"
 
@@ -72,4 +72,27 @@ class FastARDemoSlate:
         return ({"samples": demo_parts.load_demo_slate(demo_path(file))},)
 
 
-NODE_CLASSES = [FastARDemoVAE, FastARDemoText, FastARDemoSlate]
+class FastARDemoPicture:
+    NODE_ID = "FastARDemoPicture"
+    DISPLAY_NAME = "FAST-AR Demo Picture"
+    CATEGORY = CATEGORY
+    DESCRIPTION = "A picture of a place of the demo world, to start an image-to-video clip with."
+    FUNCTION = "load"
+    RETURN_TYPES = ("IMAGE",)
+    RETURN_NAMES = ("image",)
+    OUTPUT_TOOLTIPS = ("One picture of 128 x 128 pixels for the start_image input of the FAST-AR Streaming Sampler.",)
+
+    @classmethod
+    def INPUT_TYPES(cls) -> dict[str, Any]:
+        return {
+            "required": {
+                "picture": (demo_pictures(), {"tooltip": "The name says what it shows; the place has no name yet."})
+            }
+        }
+
+    def load(self, picture: str) -> tuple[Any]:
+        """Return the picture as IMAGE [1, 128, 128, 3]; raises FileNotFoundError when it is gone."""
+        return (load_demo_picture(picture),)
+
+
+NODE_CLASSES = [FastARDemoVAE, FastARDemoText, FastARDemoSlate, FastARDemoPicture]

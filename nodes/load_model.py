@@ -7,6 +7,7 @@ from typing import Any
 
 from ..fastar_core.presets import AUTO, get_preset, preset_keys
 from .host.load_model import NO_LORA, WEIGHT_DTYPES, load_streaming_model, lora_files, model_files
+from .host.preview import show_text
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +60,16 @@ class FastARLoadModel:
                     },
                 ),
             },
+            "hidden": {"unique_id": "UNIQUE_ID"},
         }  # fmt: skip
 
     def load(
-        self, model_name: str, preset: str, weight_dtype: str, lora: str = NO_LORA, lora_strength: float = 1.0
-    ) -> tuple[Any, str]:
+        self, model_name: str, preset: str, weight_dtype: str, lora: str = NO_LORA, lora_strength: float = 1.0,
+        unique_id: str | None = None,
+    ) -> tuple[Any, str]:  # fmt: skip
         """MODEL and report text. Raises CheckpointError or ConfigError with what to change."""
         model, report = load_streaming_model(model_name, preset, weight_dtype, lora, lora_strength)
+        show_text(unique_id, report)
         logger.info("FAST-AR Load Streaming Model\n%s", report)
         return model, report
 

@@ -22,11 +22,12 @@ class FastARPrompts:
         "later."
     )
     FUNCTION = "encode"
-    RETURN_TYPES = ("FASTAR_PROMPTS", "STRING")
-    RETURN_NAMES = ("prompts", "table")
+    RETURN_TYPES = ("FASTAR_PROMPTS", "STRING", "CONDITIONING")
+    RETURN_NAMES = ("prompts", "table", "first")
     OUTPUT_TOOLTIPS = (
         "The encoded prompts with their first latent frames, for the FAST-AR Streaming Sampler.",
         "The list as it was read: seconds, frame, latent frame and text of each prompt.",
+        "The prompt of frame 0 alone, for the positive input of the sampler.",
     )
 
     @classmethod
@@ -59,8 +60,8 @@ class FastARPrompts:
             return str(error)
         return True
 
-    def encode(self, clip: Any, text: str, fps: float) -> tuple[list[tuple[int, Any]], str]:
-        """Return ([(first latent frame, CONDITIONING)], table); equal texts are encoded once."""
+    def encode(self, clip: Any, text: str, fps: float) -> tuple[list[tuple[int, Any]], str, Any]:
+        """Return ([(first latent frame, CONDITIONING)], table, first); equal texts are encoded once."""
         if clip is None:
             raise ConfigError(
                 "clip is None: the loader in front holds no text encoder; load one, for example with Load CLIP"
@@ -68,7 +69,8 @@ class FastARPrompts:
         prompts = parse_prompt_lines(text, fps)
         texts = dict.fromkeys(prompt.text for prompt in prompts)
         encoded = {text: clip.encode_from_tokens_scheduled(clip.tokenize(text)) for text in texts}
-        return [(p.latent_frame, encoded[p.text]) for p in prompts], prompt_table(prompts, fps)
+        listed = [(p.latent_frame, encoded[p.text]) for p in prompts]
+        return listed, prompt_table(prompts, fps), listed[0][1]
 
 
 NODE_CLASSES = [FastARPrompts]

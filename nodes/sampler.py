@@ -8,7 +8,8 @@ import torch
 
 from ..fastar_core.decode_plan import MODES
 from ..fastar_core.presets import AUTO, preset_keys
-from ..fastar_core.stream_choice import CACHE_CHOICES, FRAMES_CHOICES
+from ..fastar_core.run_choice import CACHE_CHOICES, SWITCH_CHOICES
+from ..fastar_core.stream_choice import FRAMES_CHOICES
 from .host import plain_sampler, stream_job
 
 _HELP = {
@@ -35,6 +36,9 @@ _HELP = {
     "vae": "The VAE that belongs to the model (Wan 2.1 VAE).",
     "negative": "What to avoid; only used when cfg is not 1.",
     "prompts": "Prompts that change over time, from FAST-AR Prompts.",
+    "prompt_switch": "What the cache does when a prompt of prompts begins: 'preset' = as the model's authors do, 'keep' = the last "
+                     "frames are recomputed in the new prompt and the sink stays, 'drop' = the sink goes too, 'rebuild' = all "
+                     "frames are recomputed, 'none' = nothing is.",
     "start_image": "First frame of the video, or the first frames of a clip to go on from.",
     "start_latent": "Finished latents to go on from; they stay as the first frames.",
 }
@@ -99,7 +103,7 @@ class FastARStreamingSampler:
         needed = {name: given.pop(name) for name in ("model", "positive", "vae")}
         return {
             "required": {**needed, **_video_inputs(), **_cache_inputs(), **_output_inputs()},
-            "optional": given,
+            "optional": {**given, **_input("prompt_switch", list(SWITCH_CHOICES), default="preset", advanced=True)},
             "hidden": {"prompt": "PROMPT", "extra_pnginfo": "EXTRA_PNGINFO", "unique_id": "UNIQUE_ID"},
         }
 

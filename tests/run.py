@@ -74,6 +74,7 @@ def count_results(report: Path, code: int) -> Count:
 def pytest_command(lane: Lane, python: Path, options: argparse.Namespace, report: Path) -> list[str]:
     """The command line of one lane."""
     command = [str(python), "-m", "pytest", "-q", f"--junitxml={report}", "--durations=5", "--durations-min=2"]
+    command += ["--continue-on-collection-errors"]  # one broken file must not hide what the others say
     command += [f"--ignore={path}" for path in lane.left_out + (lane.slow if options.fast else ())]
     if lane.host_tests_only:
         command += ["-p", "run_parts.host_tests"]

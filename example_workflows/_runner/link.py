@@ -68,6 +68,6 @@ def extra_paths(pack: Path, folder: Path) -> Path:
     place = folder / key
     link_folder(pack, place / "custom_nodes" / NAME)
     config = place / "extra_paths.yaml"
-    # JSON strings are YAML strings; percent and dollar signs would be read as variables by the host.
+    # Relative to the file itself, so that nothing in this machine's folder names has to be quoted.
     config.write_text('fastar:\n    custom_nodes: "custom_nodes"\n', encoding="utf-8")
     return config

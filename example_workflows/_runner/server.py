@@ -24,6 +24,7 @@ from .venv import clean_environment
 START_TIMEOUT_S = 300.0
 _ATTEMPTS = 3
 _KEPT_LOGS = 10
+_FORGOTTEN_S = 2 * 86400.0
 _LISTEN = "127.0.0.1"
 _NEW_PROCESS_GROUP = 0x00000200  # Windows' CREATE_NEW_PROCESS_GROUP, which other systems' subprocess lacks
 
@@ -46,7 +47,7 @@ class Server:
         self._child: subprocess.Popen[bytes] | None = None
         self._folder = Path(tempfile.mkdtemp(prefix="run-", dir=cache.made("runs")))
         self.log = cache.made("logs") / f"server-{self._folder.name}.log"
-        _forget_old(cache.logs)
+        _forget_old(cache)
 
     def __enter__(self) -> Server:  # noqa: PYI034 (Self is not in Python 3.10)
         try:
@@ -146,8 +147,12 @@ class Server:
         return False
 
 
-def _forget_old(logs: Path) -> None:
-    old = sorted(logs.glob("server-*.log"), key=os.path.getmtime)
-    for path in old[:-_KEPT_LOGS]:
+def _forget_old(cache: Cache) -> None:
+    """Remove all but the newest logs, and what killed runs left."""
+    for path in sorted(cache.logs.glob("server-*.log"), key=os.path.getmtime)[:-_KEPT_LOGS]:
         with contextlib.suppress(OSError):
             path.unlink()
+    for folder in cache.made("runs").glob("run-*"):
+        with contextlib.suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _FORGOTTEN_S:
+                shutil.rmtree(folder, ignore_errors=True)

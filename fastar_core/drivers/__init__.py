@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Literal
 
 from .blockwise import num_blockwise_calls, run_blockwise
-from .plan import BlockDone, BlockwisePlan, ModelCall, Restart, SolverKind
-from .rolling import num_rolling_calls, run_rolling
+from .plan import BlockDone, BlockwisePlan, ModelCall, Restart, SolverKind, timeline_frames
+from .rolling import num_rolling_calls, num_windows, run_rolling
 
 LoopKind = Literal["blockwise", "rolling"]
 
 __all__ = ["BlockDone", "BlockwisePlan", "LoopKind", "ModelCall", "Restart", "SolverKind", "call_frames", "longest_call",
-           "num_model_calls", "run_plan"]
+           "num_model_calls", "num_steps", "run_plan", "timeline_frames"]
 
 
 def run_plan(kind: LoopKind, call: ModelCall, plan: BlockwisePlan) -> Iterator[BlockDone]:
@@ -23,6 +23,12 @@ def run_plan(kind: LoopKind, call: ModelCall, plan: BlockwisePlan) -> Iterator[B
 def num_model_calls(kind: LoopKind, plan: BlockwisePlan) -> int:
     """Model calls run_plan will make."""
     return num_rolling_calls(plan) if kind == "rolling" else num_blockwise_calls(plan)
+
+
+def num_steps(kind: LoopKind, plan: BlockwisePlan) -> int:
+    """Times the plan's on_step will be called."""
+    levels, blocks = len(plan.schedule.sigmas), plan.blocks
+    return num_windows(len(blocks), levels) if kind == "rolling" else sum(len(plan.schedule.for_block(b.index)) for b in blocks)
 
 
 def call_frames(kind: LoopKind, block: int, num_levels: int, recache_frames: int | None) -> int:

@@ -50,6 +50,11 @@ class Restart:
                               "frames; context must be at least 1 and smaller")
 
 
+def timeline_frames(restart: Restart | None, total_frames: int, prefix_frames: int) -> int:
+    """Latent frames a cache has to tell apart: all, or those of one roll-out (and of a prefix, which is fed at once)."""
+    return total_frames if restart is None else min(total_frames, max(restart.rollout_frames, prefix_frames))
+
+
 @dataclass
 class BlockwisePlan:
     """Everything a run needs to know beforehand.
@@ -94,6 +99,11 @@ class BlockwisePlan:
     @property
     def blocks(self) -> list[Block]:
         return plan_blocks(self.noise.shape[2], self.block, self.prefix_frames)
+
+    @property
+    def timeline_frames(self) -> int:
+        """Latent frames that are told apart at most: all, or those of one roll-out."""
+        return timeline_frames(self.restart, self.noise.shape[2], self.prefix_frames)
 
     @property
     def num_prefill_calls(self) -> int:

@@ -17,7 +17,7 @@ from ..tempcache.settings import TempCacheSettings
 
 PolicyKind = Literal["full", "sink_window", "rolling", "tempcache"]
 PositionRule = Literal["absolute", "slot"]
-RecacheMode = Literal["keep", "drop"]
+RecacheMode = Literal["keep", "drop", "rebuild"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class PolicySettings:
     needs it, for ``rolling`` None means the extended history, ``full`` ignores it and ``sink_frames``.
     ``positions``: "absolute" = the latent frame number; "slot" = rank among the visible frames (``rolling`` has its own rule).
     ``tempcache`` holds the settings of that policy, which reads ``sink_frames`` beside them.
-    ``recache``: what a prompt switch does to the pinned sink ("keep" or "drop").
+    ``recache``: at a prompt switch the pinned sink stays ("keep") or goes ("drop") when it is not among the recached frames, or
+    the driver fills the cache anew from all clean latents ("rebuild").
     """
 
     kind: PolicyKind = "full"
@@ -76,6 +77,10 @@ class CachePolicy(ABC):
     @abstractmethod
     def visible_frames(self, start: int, num_frames: int) -> tuple[int, ...]:
         """Latent frames a denoise call over [start, start + num_frames) attends to, own block included, ascending."""
+
+    def report(self) -> dict[str, object]:
+        """What the policy did, as plain data; empty when there is nothing to tell."""
+        return {}
 
 
 def make_policy(settings: PolicySettings, geometry: RunGeometry, rope: RopeSpec, attention: Attention) -> CachePolicy:

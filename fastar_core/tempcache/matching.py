@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
+from ...kernels import registry
 from .features import similarity
 from .settings import TempCacheSettings
 
 NO_MATCH = -4.0
-MAX_SCORE_BYTES = 64 * 2**20
+CODE_LEVELS = 127
 
 
 def neighbour_mask(rows: int, cols: int, reach: int) -> torch.Tensor:
@@ -17,57 +18,6 @@ def neighbour_mask(rows: int, cols: int, reach: int) -> torch.Tensor:
     x = torch.arange(cols).repeat(rows)
     near = (y[:, None] - y[None]).abs() <= reach
     return near & ((x[:, None] - x[None]).abs() <= reach)
-
-
-class Search:
-    """Best group per token among pool rows. ``exact`` compares everything; ``int8`` compares 8-bit codes; ``lsh`` only rows that
-    share a hash with the token in one of the tables."""
-
-    def __init__(self, settings: TempCacheSettings) -> None:
-        self.settings = settings
-        self._planes: torch.Tensor | None = None
-
-    def best(self, tokens: torch.Tensor, pool: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """tokens [B, G, N, F], pool [B, G, M, F], valid [B, G, M] -> similarity and index [B, G, N]."""
-        codes = self._codes(tokens, pool, valid) if self.settings.search == "lsh" else None
-        if self.settings.search == "int8":
-            tokens, pool = _quantised(tokens), _quantised(pool)
-        per_row = tokens.shape[0] * tokens.shape[1] * pool.shape[2] * 4
-        step = max(1, MAX_SCORE_BYTES // max(1, per_row))
-        scores, indices = [], []
-        for start in range(0, tokens.shape[2], step):
-            part = similarity(tokens[:, :, start:start + step], pool, self.settings.similarity == "logit")
-            part = part.masked_fill(~valid[:, :, None], NO_MATCH)
-            if codes is not None:
-                mine, theirs = codes
-                same = (mine[:, :, start:start + step, None] == theirs[:, :, None]).any(-1)
-                part = part.masked_fill(~same, NO_MATCH)
-            best, index = part.max(-1)
-            scores.append(best)
-            indices.append(index)
-        return torch.cat(scores, -1), torch.cat(indices, -1)
-
-    def _codes(self, tokens: torch.Tensor, pool: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sign hashes [B, G, N, tables] of mean-centred features (keys share a large offset that would swamp the signs)."""
-        bits, tables = self.settings.bits, self.settings.tables
-        if self._planes is None:
-            generator = torch.Generator().manual_seed(self.settings.seed)
-            self._planes = torch.randn(tokens.shape[-1], bits * tables, generator=generator)
-        planes = self._planes.to(tokens.device)
-        weight = valid[..., None].float()
-        mean = (pool * weight).sum(2, keepdim=True) / weight.sum(2, keepdim=True).clamp_min(1)
-        powers = 2 ** torch.arange(bits, device=tokens.device)
-
-        def hashed(x: torch.Tensor) -> torch.Tensor:
-            return (((x - mean) @ planes >= 0).unflatten(-1, (tables, bits)) * powers).sum(-1)
-
-        return hashed(tokens), hashed(pool)
-
-
-def _quantised(x: torch.Tensor) -> torch.Tensor:
-    """Per-row symmetric 8-bit codes, back in float: what an int8 dot product with fp32 scales computes."""
-    scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 127
-    return (x / scale).round() * scale
 
 
 def local_best(tokens: torch.Tensor, pool: torch.Tensor, last_slots: torch.Tensor, near: torch.Tensor,
@@ -79,6 +29,74 @@ def local_best(tokens: torch.Tensor, pool: torch.Tensor, last_slots: torch.Tenso
     held = last_slots.clamp_min(0)
     rows = torch.gather(pool, 2, held[..., None].expand(-1, -1, -1, pool.shape[-1]))
     scores = similarity(tokens, rows, logit)
-    scores = scores.masked_fill(~near.to(scores.device) | (last_slots < 0)[:, :, None], NO_MATCH)
+    scores = scores.masked_fill(~near | (last_slots < 0)[:, :, None], NO_MATCH)
     best, index = scores.max(-1)
     return best, torch.gather(held, 2, index)
+
+
+class Search:
+    """Best group per token among all pool rows. ``exact`` compares everything; ``int8`` compares 8-bit codes; ``lsh`` only rows
+    that share a sign hash with the token in one of the tables."""
+
+    def __init__(self, settings: TempCacheSettings) -> None:
+        self.settings = settings
+        self._planes: torch.Tensor | None = None
+
+    def best(self, tokens: torch.Tensor, pool: torch.Tensor, valid: torch.Tensor,
+             missed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """tokens [B, G, N, F], pool [B, G, M, F], valid [B, G, M] -> similarity and index [B, G, N].
+
+        Only tokens in ``missed`` [B, G, N] need an answer. On the CPU the others are left out of the work; elsewhere that would
+        make the host wait for the device.
+        """
+        score = torch.full(missed.shape, NO_MATCH, device=tokens.device)
+        index = torch.zeros(missed.shape, dtype=torch.int64, device=tokens.device)
+        asked = slice(None)
+        if tokens.device.type == "cpu":
+            asked = missed.flatten(0, 1).any(0).nonzero()[:, 0]
+            if not len(asked):
+                return score, index
+        found, where = self._search(tokens[:, :, asked], pool, valid)
+        score[:, :, asked], index[:, :, asked] = found, where
+        return score, index
+
+    def _search(self, tokens: torch.Tensor, pool: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.settings.search == "lsh":
+            return self._by_hash(tokens, pool, valid)
+        logit = self.settings.similarity == "logit"
+        scales: tuple[torch.Tensor, ...] = ()
+        if self.settings.search == "int8":
+            (tokens, first), (pool, second) = _codes(tokens), _codes(pool)
+            scales = (first, second)
+        where, score = registry.call("nearest", "auto", tokens, pool, valid, "l2" if logit else "dot", *scales)
+        nothing = where < 0
+        if logit:
+            score = 1 - (-score).clamp_min(0).sqrt()
+        return score.masked_fill(nothing, NO_MATCH), where.clamp_min(0)
+
+    def _by_hash(self, tokens: torch.Tensor, pool: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        mine, theirs = self._hashes(tokens, pool, valid)
+        scores = similarity(tokens, pool, self.settings.similarity == "logit").masked_fill(~valid[:, :, None], NO_MATCH)
+        same = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
+        for table in range(self.settings.tables):
+            same |= mine[..., table][..., :, None] == theirs[..., table][..., None, :]
+        best, index = scores.masked_fill(~same, NO_MATCH).max(-1)
+        return best, index
+
+    def _hashes(self, tokens: torch.Tensor, pool: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sign hashes [B, G, N, tables] of mean-centred features (keys share a large offset that would swamp the signs)."""
+        bits, tables = self.settings.bits, self.settings.tables
+        if self._planes is None:
+            generator = torch.Generator().manual_seed(self.settings.seed)
+            self._planes = torch.randn(tokens.shape[-1], bits * tables, generator=generator).to(tokens.device)
+        weight = valid[..., None].float()
+        mean = (pool * weight).sum(2, keepdim=True) / weight.sum(2, keepdim=True).clamp_min(1)
+        powers = 2 ** torch.arange(bits, device=tokens.device)
+        signs = [((x - mean) @ self._planes >= 0).unflatten(-1, (tables, bits)) for x in (tokens, pool)]
+        return (signs[0] * powers).sum(-1), (signs[1] * powers).sum(-1)
+
+
+def _codes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Per-row symmetric int8 codes and their float32 scales."""
+    scale = x.abs().amax(-1).clamp_min(1e-12) / CODE_LEVELS
+    return (x / scale[..., None]).round().to(torch.int8), scale

@@ -13,8 +13,10 @@ from ..geometry import RunGeometry
 from ..noise import SEED_LIMIT
 from ..policies.base import CachePolicy, PolicySettings
 from ..positions import RopeSpec, Rotary
+from .ledger import Ledger, Move
 from .settings import TempCacheSettings
-from .store import LayerStore, StoreSizes
+from .stats import TempCacheStats
+from .store import LayerStore, StoreSizes, Tables
 
 USAGE_QUERIES = 64
 _LAYER_STRIDE = 7919
@@ -39,8 +41,7 @@ def store_sizes(settings: TempCacheSettings, sink: int, geometry: RunGeometry) -
         raise ConfigError(f"a budget of {settings.budget_frames:g} latent frames leaves no room for history beside a sink of {sink} "
                           f"and {settings.recent_frames} recent frames; set it to {pinned + 1} or more")
     rows = min(rows, geometry.total_frames * geometry.tokens_per_frame)
-    own = max(geometry.block, geometry.call_frames)
-    return StoreSizes(sink, settings.recent_frames, own, rows, geometry.rows, geometry.cols)
+    return StoreSizes(sink, settings.recent_frames, max(geometry.block, geometry.call_frames), rows, geometry.rows, geometry.cols)
 
 
 class TempCache(CachePolicy):
@@ -52,30 +53,36 @@ class TempCache(CachePolicy):
         self.settings = settings.tempcache
         self.recache_mode = settings.recache
         self.sizes = store_sizes(self.settings, settings.sink_frames, geometry)
-        self.geometry = geometry
         self.attention = attention
         self.rotary = Rotary(rope, geometry.rows, geometry.cols)
-        self._tables: tuple[torch.Tensor, torch.Tensor] | None = None
         self.reset()
 
     def reset(self) -> None:
-        self.end = 0
-        self.first = 0
-        self.frames: list[int] = []  # pinned slot -> frame: the sink first, then the recent ring
+        self.ledger = Ledger(self.sizes.sink, self.sizes.recent)
+        self.stats = TempCacheStats()
         self._stores: dict[int, list[tuple[list[int] | None, LayerStore]]] = {}
         self._call: _Call | None = None
         self._undo: tuple[int, list[int]] | None = None
-        self._tables = None
+        self.tables: Tables | None = None
 
     def bytes(self) -> int:
         return sum(store.bytes() for store in self._all_stores()) + self.rotary.bytes()
+
+    def stores(self, layer: int) -> list[LayerStore]:
+        """Stores of one layer (two when some of its heads keep no history); empty before its first call."""
+        return [store for _, store in self._stores.get(layer, [])]
+
+    @property
+    def call_positions(self) -> list[int]:
+        """Rotary position of each frame of the current call."""
+        return [] if self._call is None else list(self._call.positions)
 
     def _all_stores(self) -> list[LayerStore]:
         return [store for stores in self._stores.values() for _, store in stores]
 
     def visible_frames(self, start: int, num_frames: int) -> tuple[int, ...]:
         """Every frame counts as visible: those that left the recent range are represented by their groups."""
-        return tuple(range(start + num_frames))
+        return tuple(range(self.ledger.first, start + num_frames))
 
     # -- positions ----------------------------------------------------------------------------------------------------
 
@@ -83,7 +90,7 @@ class TempCache(CachePolicy):
         """Rotary position of each frame for a call that starts at ``start``.
 
         With a re-index span, frames older than the recent range are squeezed so that the oldest stands ``span`` before the call:
-        no distance ever exceeds what the model was trained on. Relative places are what RoPE sees, so the base may move.
+        no distance exceeds what the model was trained on. Relative places are what RoPE sees, so the base may move.
         """
         span = self.settings.reindex_span
         if span is None:
@@ -95,29 +102,32 @@ class TempCache(CachePolicy):
             age = torch.where(age > exact, old.round().long(), age)
         return span - age
 
-    def _positions(self, frames: list[int], start: int) -> list[int]:
+    def _positions(self, frames: range, start: int) -> list[int]:
         return self.position(torch.tensor(frames, dtype=torch.int64), start).tolist()
+
+    def _make_tables(self) -> Tables | None:
+        """How home keys of each frame and cell are turned for the next call; None when they already stand where they should."""
+        post = self.settings.space == "post"
+        if post and self.settings.reindex_span is None:
+            return None
+        frames = torch.arange(self.ledger.end + self.sizes.own)
+        shift = self.position(frames, self.ledger.end) - (frames if post else 0)
+        return self.rotary.row_tables(shift, spatial=not post)
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
     def begin(self, ctx: FwdCtx) -> None:
-        if ctx.phase == "prefill" and ctx.start == 0 and self.end > 0:
-            self._restart()
-        frames = list(range(ctx.start, ctx.end))
+        ledger = self.ledger
+        if ctx.phase == "prefill" and ctx.start == 0 and ledger.end > 0:
+            self._restart(0)
+        frames = range(ctx.start, ctx.end)
         call = _Call(ctx, self._positions(frames, ctx.start))
         if ctx.phase == "recache":
-            if ctx.end != self.end:
-                raise GeometryError(f"a recache must end at the last committed latent frame {self.end}, not {ctx.end}")
-            if self.recache_mode == "drop":
-                self._restart()
-                self.end = self.first = ctx.start
-            else:
-                call.rewritten = [(f - ctx.start, self.frames.index(f)) for f in frames if f in self.frames]
-                call.positions = self._positions(frames, self.end)
-        elif ctx.start != self.end:
-            again = ctx.start == 0 and ctx.end <= len(self.frames) and all(f in self.frames for f in frames)
+            self._plan_recache(call, frames)
+        elif ctx.start != ledger.end:
+            again = ctx.start == 0 and all(f in ledger.frames for f in frames)
             if not (again or (ctx.start == 0 and ctx.phase == "denoise")):
-                raise GeometryError(f"a {ctx.phase} call starts at latent frame {ctx.start}, but {self.end} frames are committed; "
+                raise GeometryError(f"a {ctx.phase} call starts at latent frame {ctx.start}, but {ledger.end} frames are committed; "
                                     "blocks must follow each other and be committed by a clean pass")
             call.hidden = True
         if ctx.num_frames > self.sizes.own and call.rewritten is None:
@@ -125,15 +135,23 @@ class TempCache(CachePolicy):
                                 "for; lower the block size")
         self._call = call
 
-    def _restart(self) -> None:
+    def _plan_recache(self, call: _Call, frames: range) -> None:
+        """"keep": frames still pinned are rewritten, groups made under the old prompt stay. "drop": the store starts anew."""
+        if call.ctx.end != self.ledger.end:
+            raise GeometryError(f"a recache must end at the last committed latent frame {self.ledger.end}, not {call.ctx.end}")
+        if self.recache_mode == "drop":
+            self._restart(call.ctx.start)
+            return
+        slots = self.ledger.frames
+        call.rewritten = [(f - call.ctx.start, slots.index(f)) for f in frames if f in slots]
+        call.positions = self._positions(frames, self.ledger.end)
+
+    def _restart(self, first: int) -> None:
         """Forgets all frames; the memory is kept."""
-        self.end = self.first = 0
-        self.frames = []
-        self._undo = None
+        self.ledger.restart(first)
+        self._undo = self.tables = None
         for store in self._all_stores():
-            store.bound, store.biased = 0, False
-            if store.pool is not None:
-                store.pool.clear()
+            store.clear()
 
     # -- one layer ----------------------------------------------------------------------------------------------------
 
@@ -142,18 +160,25 @@ class TempCache(CachePolicy):
         if call is None or call.ctx != ctx:
             raise GeometryError(f"attend for frames {ctx.start}..{ctx.end - 1} without begin(); the model was called outside "
                                 "the driver")
-        rotated_q, rotated_k = (self.rotary.rotate(x, call.positions) for x in (q, k))
-        parts = []
+        turned = [self.rotary.rotate(x, call.positions) for x in (q, k)]
+        home = self._home(q, k, turned, ctx) if ctx.commits else turned
         stores = self._layer_stores(layer, k)
-        for heads, store in stores:
-            picked = [x if heads is None else x[:, :, heads] for x in (rotated_q, rotated_k, k, v, q)]
-            parts.append(self._attend_store(layer, store, call, *(x.transpose(1, 2) for x in picked)))
-        if len(parts) == 1:
-            return parts[0]
         out = torch.empty_like(q)
-        for (heads, _), part in zip(stores, parts):
+        for heads, store in stores:
+            picked = [(x if heads is None else x[:, :, heads]).transpose(1, 2) for x in (*turned, v, *home)]
+            part = self._attend_store(layer, store, call, *picked)
+            if heads is None:
+                return part
             out[:, :, heads] = part
         return out
+
+    def _home(self, q: torch.Tensor, k: torch.Tensor, turned: list[torch.Tensor], ctx: FwdCtx) -> list[torch.Tensor]:
+        """Queries and keys in the space where keys are compared."""
+        if self.settings.space == "pre":
+            return [q, k]
+        if self.settings.reindex_span is None:
+            return turned
+        return [self.rotary.rotate(x, list(range(ctx.start, ctx.end))) for x in (q, k)]
 
     def _layer_stores(self, layer: int, k: torch.Tensor) -> list[tuple[list[int] | None, LayerStore]]:
         if layer not in self._stores:
@@ -169,124 +194,78 @@ class TempCache(CachePolicy):
                                        for part, sizes in ((busy, self.sizes), (quiet, bare)) if part]
         return self._stores[layer]
 
-    def _attend_store(self, layer: int, store: LayerStore, call: _Call, q: torch.Tensor, keys: torch.Tensor, raw: torch.Tensor,
-                      v: torch.Tensor, raw_q: torch.Tensor) -> torch.Tensor:
-        filled = len(self.frames)
+    def _attend_store(self, layer: int, store: LayerStore, call: _Call, q: torch.Tensor, keys: torch.Tensor, v: torch.Tensor,
+                      home_q: torch.Tensor, home_k: torch.Tensor) -> torch.Tensor:
+        filled, tokens = len(self.ledger.frames), self.sizes.tokens
+        own = None
         if call.rewritten is not None:
-            tokens = self.sizes.tokens
             for i, slot in call.rewritten:
                 span = slice(i * tokens, (i + 1) * tokens)
-                store.write_pinned(slot, raw[:, :, span], keys[:, :, span], v[:, :, span])
-            start, stop = 0, filled * tokens + store.bound
+                store.write_pinned(slot, home_k[:, :, span], keys[:, :, span], v[:, :, span])
         else:
             own = store.write_own(keys, v, filled)
-            start, stop = own if call.hidden else 0, own + keys.shape[2]
-        if call.ctx.commits:
-            self._observe(layer, store, call, q, raw, raw_q, start, stop)
-        bias = store.bias[:, :, start:stop] if store.biased and not call.hidden else None
-        k_seen, v_seen = (t[:, :, start:stop].transpose(1, 2) for t in (store.keys, store.values))
-        return self.attention.attend(q.transpose(1, 2), k_seen, v_seen, bias)
+        k_seen, v_seen, bias = store.visible(filled, own, self.tables)
+        if call.hidden:
+            count = keys.shape[2]
+            k_seen, v_seen, bias = k_seen[:, :, -count:], v_seen[:, :, -count:], None
+        if call.ctx.commits and own is not None:
+            store.pending = (home_k, keys, own.start)
+            chosen = self._chosen(layer, q.shape[2], call.ctx.start).to(q.device)
+            if store.pool is not None and not call.hidden:
+                store.recall.measure(q[:, :, chosen], k_seen, bias)
+            if store.moment is not None:
+                store.moment.update(home_q)
+        return self.attention.attend(q.transpose(1, 2), k_seen.transpose(1, 2), v_seen.transpose(1, 2), bias)
 
-    def _observe(self, layer: int, store: LayerStore, call: _Call, q: torch.Tensor, raw: torch.Tensor, raw_q: torch.Tensor,
-                 start: int, stop: int) -> None:
-        """What a commit needs from a clean pass: the raw keys, where the own rows stand, who was looked at."""
-        ctx = call.ctx
-        if call.rewritten is None:
-            store.pending = (raw, stop - raw.shape[2])
-        seed = (self.settings.seed * _LAYER_STRIDE + layer) * _LAYER_STRIDE + ctx.start
+    def _chosen(self, layer: int, rows: int, start: int) -> torch.Tensor:
+        """The seeded queries that usage and step recall are measured with."""
+        seed = (self.settings.seed * _LAYER_STRIDE + layer) * _LAYER_STRIDE + start
         generator = torch.Generator().manual_seed(seed % SEED_LIMIT)
-        chosen = torch.randint(q.shape[2], (min(USAGE_QUERIES, q.shape[2]),), generator=generator)
-        if store.pool is not None:
-            store.measure(q, stop, start, chosen.to(q.device))
-        if store.moment is not None:
-            store.moment.update(raw_q)
+        return torch.randint(rows, (min(USAGE_QUERIES, rows),), generator=generator)
 
     # -- commit -------------------------------------------------------------------------------------------------------
 
     def commit(self, ctx: FwdCtx) -> None:
         call, self._call = self._call, None
-        if call is None or not ctx.commits or call.rewritten is not None:
-            self._undo = None if call is not None and call.rewritten is not None else self._undo
+        if call is None or not ctx.commits:
             return
-        before = list(self.frames)
-        leaving, kept = self._leaving(ctx, call.hidden)
-        self._undo = (ctx.start, before)
+        if call.rewritten is not None:
+            self._undo = None
+            return
+        move = self.ledger.plan(ctx, call.hidden)
         for store in self._all_stores():
-            self._commit_store(store, ctx, before, leaving, kept)
-        self.frames = kept
-        self.end = ctx.end
-        self._refresh()
+            store.commit(move, ctx.start)
+        self._undo = None if call.hidden else (ctx.start, move.before)
+        self.ledger.frames, self.ledger.end = move.after, max(self.ledger.end, ctx.end)
+        self._refresh(move, ctx)
 
-    def _leaving(self, ctx: FwdCtx, again: bool) -> tuple[list[int], list[int]]:
-        """Frames that leave the recent range in order of age, and the pinned slots afterwards."""
-        if again:
-            return [], list(self.frames)
-        slots = list(self.frames)
-        leaving = []
-        newest = ctx.end - self.sizes.recent
-        for frame in range(ctx.start, ctx.end):
-            if len(slots) < self.sizes.pinned_frames and (frame - self.first < self.sizes.sink or frame >= newest):
-                slots.append(frame)
-            elif frame < newest:
-                leaving.append(frame)
-            else:
-                old = min(range(self.sizes.sink, len(slots)), key=lambda s: slots[s])
-                leaving.append(slots[old])
-                slots[old] = frame
-        return sorted(leaving), slots
-
-    def _commit_store(self, store: LayerStore, ctx: FwdCtx, before: list[int], leaving: list[int], kept: list[int]) -> None:
-        assert store.pending is not None
-        raw, own_start = store.pending
-        store.pending = None
-        changed = [s for s, f in enumerate(kept) if ctx.start <= f < ctx.end]
-        store.begin_undo([s for s in changed if s < len(before)])
-        tokens = self.sizes.tokens
-        own_v = store.values[:, :, own_start:own_start + raw.shape[2]].clone()
-        own_k = store.keys[:, :, own_start:own_start + raw.shape[2]].clone()
-        if store.pool is not None:
-            filled = len(before) * tokens
-            store.pool.use(store.mass[:, :, filled:filled + self.sizes.history_rows])
-        for frame in leaving:
-            if frame >= ctx.start:
-                span = slice((frame - ctx.start) * tokens, (frame - ctx.start + 1) * tokens)
-                usage = store.mass[:, :, own_start + span.start:own_start + span.stop]
-                store.ingest(raw[:, :, span], own_v[:, :, span], frame, usage)
-            else:
-                span = store.span(before.index(frame))
-                store.ingest(store.raw[:, :, span], store.values[:, :, span], frame, store.mass[:, :, span])
-        for slot in changed:
-            span = slice((kept[slot] - ctx.start) * tokens, (kept[slot] - ctx.start + 1) * tokens)
-            store.write_pinned(slot, raw[:, :, span], own_k[:, :, span], own_v[:, :, span])
-
-    def _refresh(self) -> None:
+    def _refresh(self, move: Move | None = None, ctx: FwdCtx | None = None) -> None:
         """The one rotated copy per block, and the one host read: how many history rows each layer really uses."""
         stores = [s for s in self._all_stores() if s.pool is not None]
         if not stores:
             return
-        device = stores[0].keys.device
-        position = self.position(torch.arange(self.end + self.sizes.own), self.end).clamp_min(0)
-        if self._tables is None or self._tables[0].shape[0] <= int(position.max()):
-            self._tables = self.rotary.row_table(self._table_rows(), device)
+        self.tables = self._make_tables()
+        if self.tables is not None:
+            device = stores[0].keys.device
+            self.tables = (self.tables[0].to(device), self.tables[1].to(device))
         for store in stores:
-            store.refresh(len(self.frames), position.to(device), self._tables)
-        if self.settings.reindex_span is not None:
-            self._rotate_pinned()
+            store.refresh(self.tables, self.ledger.frames)
         for store, (most, fewest, highest) in zip(stores, torch.stack([s.occupancy() for s in stores]).tolist()):
             store.bound = most
             store.biased = highest > 1 or fewest < most
+        if move is not None and ctx is not None:
+            self._finish_recall(stores, move, ctx)
+            self.stats.add(ctx, stores, move)
 
-    def _table_rows(self) -> int:
-        span = self.settings.reindex_span
-        longest = self.geometry.total_frames if span is None else span
-        return longest + self.sizes.own + 1
+    def _finish_recall(self, stores: list[LayerStore], move: Move, ctx: FwdCtx) -> None:
+        for store in stores:
+            if store.recall.measured:
+                keys, _, bias = store.visible(len(move.after), None, self.tables)
+                store.recall.finish(keys, bias, store.kept_rows(move, ctx.start), store.bound)
 
-    def _rotate_pinned(self) -> None:
-        positions = self._positions(self.frames, self.end)
-        for store in self._all_stores():
-            rows = len(self.frames) * self.sizes.tokens
-            rotated = self.rotary.rotate(store.raw[:, :, :rows].transpose(1, 2), positions)
-            store.keys[:, :, :rows] = rotated.transpose(1, 2)
+    def report(self) -> dict[str, object]:
+        """Per block and layer: groups, merges, evictions, density, step recall, bytes."""
+        return self.stats.report()
 
     def rollback(self, start: int) -> None:
         if self._undo is None or self._undo[0] != start:
@@ -295,8 +274,6 @@ class TempCache(CachePolicy):
                                 "clean passes from the run's latents")
         for store in self._all_stores():
             store.roll_back()
-        self.frames = self._undo[1]
-        self.end = start
-        self._undo = None
-        self._call = None
+        self.ledger.frames, self.ledger.end = self._undo[1], start
+        self._undo = self._call = None
         self._refresh()

@@ -1,8 +1,8 @@
 """The groups of one layer in a fixed number of rows: representative key, mean value, multiplicity, position, usage.
 
-A row is free while its multiplicity is 0. Everything is chosen by top-k and masks of fixed size: no loop over tokens, no read
-by the host. A frame that leaves the recent range is taken in as a whole (`ingest`): tokens join groups, the rest take free rows
-or those of the least used groups.
+A row is free while its multiplicity is 0, and occupied rows stand in front. Everything is chosen by top-k and masks of fixed
+size: no loop over tokens. A frame that leaves the recent range is taken in as a whole (`ingest`): tokens join groups, the rest
+take free rows or those of the least used groups. Only the rows a frame touches are written.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 
 from .features import QueryMoment, features
 from .matching import NO_MATCH, Search, local_best, neighbour_mask
+from .rows import MeanRows, PackedRows
 from .settings import TempCacheSettings
 
 PROTECTED = float("inf")
@@ -20,11 +21,14 @@ PROTECTED = float("inf")
 
 @dataclass
 class Ingested:
-    """Where the tokens of one frame went: slot [B, G, S], merged [B, G, S] (False = opened a group), similarity [B, G, S]."""
+    """Where the tokens of one frame went: slot and merged (False = opened a group) [B, G, S], similarity [B, G, S], opened rows
+    and rows that lost a group [B, G, capacity]."""
 
     slot: torch.Tensor
     merged: torch.Tensor
     similarity: torch.Tensor
+    opened: torch.Tensor
+    evicted: torch.Tensor
 
 
 def per_head(index: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
@@ -33,38 +37,50 @@ def per_head(index: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
 
 
 class HistoryPool:
-    """``capacity`` rows per head of one layer. ``groups`` G is 1 when heads share decisions, else the number of heads."""
+    """``capacity`` rows per head of one layer. G = 1 when heads share decisions, else the number of heads.
 
-    def __init__(self, capacity: int, rows: int, cols: int, settings: TempCacheSettings, like: torch.Tensor) -> None:
-        batch, heads, _, dim = like.shape
-        self.capacity = capacity
+    ``keys`` and ``values`` are where the rows live: views into the attention buffer, or packed rows.
+    """
+
+    def __init__(self, keys: MeanRows | PackedRows, values: MeanRows | PackedRows, like: torch.Tensor, rows: int, cols: int,
+                 settings: TempCacheSettings) -> None:
+        batch, heads, capacity, dim = like.shape
+        self.capacity, self.heads, self.dim = capacity, heads, dim
         self.settings = settings
-        self.heads = heads
         self.groups = 1 if settings.shared else heads
-        self.k = like.new_zeros((batch, heads, capacity, dim))
-        self.v = torch.zeros((batch, heads, capacity, dim), dtype=torch.float32, device=like.device)
-        self.count = torch.zeros((batch, self.groups, capacity), dtype=torch.int32, device=like.device)
-        self.frame = torch.zeros((batch, self.groups, capacity), dtype=torch.int64, device=like.device)
-        self.cell = torch.zeros_like(self.frame)
-        self.usage = torch.zeros((batch, self.groups, capacity), dtype=torch.float32, device=like.device)
-        self.last_slots = torch.full((batch, self.groups, rows * cols), -1, dtype=torch.int64, device=like.device)
-        self.mean_key = torch.zeros_like(self.v) if settings.representative != "last" else None
-        self.near = neighbour_mask(rows, cols, settings.neighbourhood).to(like.device)
+        self.keys, self.values = keys, values
+        shape, device = (batch, self.groups, capacity), like.device
+        self.count = torch.zeros(shape, dtype=torch.int32, device=device)
+        self.frame = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.cell = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.usage = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.last_slots = torch.full((batch, self.groups, rows * cols), -1, dtype=torch.int64, device=device)
+        self.mean = MeanRows(torch.zeros(like.shape, dtype=torch.float32, device=device)) if settings.representative == "medoid" \
+            else None
+        self.near = neighbour_mask(rows, cols, settings.neighbourhood).to(device)
         self.search = Search(settings)
         self.undo: list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] | None = None
+        self.clear()
+
+    def _wide(self) -> list[MeanRows | PackedRows]:
+        return [self.keys, self.values] if self.mean is None else [self.keys, self.values, self.mean]
+
+    def _narrow(self) -> list[torch.Tensor]:
+        return [self.count, self.frame, self.cell, self.usage, self.last_slots]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Everything that makes up the state, in a fixed order (for bytes, copies and digests)."""
-        held = [self.k, self.v, self.count, self.frame, self.cell, self.usage, self.last_slots]
-        return held if self.mean_key is None else [*held, self.mean_key]
+        """Everything that makes up the state, in a fixed order (for copies and digests)."""
+        return [*(t for rows in self._wide() for t in rows.tensors()), *self._narrow()]
 
-    def bytes(self) -> int:
-        """Bytes of the state and of what a roll-back would restore."""
-        kept = [t for index, wide, narrow in self.undo or [] for t in (*wide, *narrow)]
-        return sum(t.numel() * t.element_size() for t in [*self.tensors(), *kept])
+    def bytes(self, views: set[int]) -> int:
+        """Bytes of the state and of what a roll-back would restore; tensors whose id is in ``views`` are counted elsewhere."""
+        kept = [t for _, wide, narrow in self.undo or [] for t in (*wide, *narrow)]
+        return sum(t.numel() * t.element_size() for t in [*self.tensors(), *kept] if id(t) not in views)
 
     def clear(self) -> None:
         """Frees every row; the memory is kept."""
+        for rows in self._wide():
+            rows.clear()
         self.count.zero_()
         self.usage.zero_()
         self.last_slots.fill_(-1)
@@ -74,21 +90,21 @@ class HistoryPool:
 
     def _match(self, k: torch.Tensor, moment: QueryMoment | None) -> tuple[torch.Tensor, torch.Tensor]:
         settings = self.settings
-        logit = settings.similarity == "logit"
         tokens = features(k, moment, settings.shared)
-        pool = features(self.k, moment, settings.shared)
-        near_score, near_slot = local_best(tokens, pool, self.last_slots, self.near, logit)
-        far_score, far_slot = self.search.best(tokens, pool, self.count > 0)
-        use_near = (near_score >= settings.threshold) | (near_score >= far_score)
+        pool = features(self.keys.read(), moment, settings.shared)
+        near_score, near_slot = local_best(tokens, pool, self.last_slots, self.near, settings.similarity == "logit")
+        missed = near_score < settings.threshold
+        far_score, far_slot = self.search.best(tokens, pool, self.count > 0, missed)
+        use_near = ~missed | (near_score >= far_score)
         return torch.where(use_near, near_score, far_score), torch.where(use_near, near_slot, far_slot)
 
     def _who_merges(self, score: torch.Tensor) -> torch.Tensor:
         """By the threshold; beyond that, as many of the best matches above the floor as free rows are lacking."""
-        free = (self.count == 0).sum(-1, keepdim=True)
-        rank = score.argsort(dim=-1, descending=True).argsort(dim=-1)
-        needed = rank < (score.shape[-1] - free)
         if self.settings.threshold > 1:
-            return torch.zeros_like(needed)
+            return torch.zeros_like(score, dtype=torch.bool)
+        free = (self.count == 0).sum(-1, keepdim=True)
+        rank = score.argsort(dim=-1, descending=True, stable=True).argsort(dim=-1)
+        needed = rank < (score.shape[-1] - free)
         return (score > NO_MATCH) & ((score >= self.settings.threshold) | (needed & (score >= self.settings.floor)))
 
     def _slots(self, merged: torch.Tensor, match: torch.Tensor) -> torch.Tensor:
@@ -101,15 +117,78 @@ class HistoryPool:
         rank = ((~merged).cumsum(-1) - 1).clamp(0, order.shape[-1] - 1)
         return torch.where(merged, match, torch.gather(order, 2, rank))
 
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    def ingest(self, k: torch.Tensor, v: torch.Tensor, frame: int, usage: torch.Tensor,
+               moment: QueryMoment | None) -> Ingested:
+        """Takes in one frame: k and v [B, H, S, D], usage [B, G, S]. Needs capacity >= S."""
+        score, match = self._match(k, moment)
+        merged = self._who_merges(score)
+        slot = self._slots(merged, match)
+        self._remember(slot)
+        opened = torch.zeros_like(self.count).scatter_add(2, slot, (~merged).int()) > 0
+        evicted = opened & (self.count > 0)
+        before = self.count.masked_fill(opened, 0)
+        joined = torch.zeros_like(self.count).scatter_add(2, slot, torch.ones_like(slot, dtype=torch.int32))
+        newest = self._newest(slot)
+        index = per_head(slot, self.heads, self.dim)
+        self.values.write(index, self._means(self.values, v, slot, before, joined))
+        self._represent(k, slot, before, joined, newest)
+        self.count = before + joined
+        touched = joined > 0
+        self.frame = self.frame.masked_fill(touched, frame)
+        self.cell = torch.where(touched, newest, self.cell)
+        mine = torch.gather(usage, 2, newest)
+        self.usage = torch.where(touched, torch.where(opened, mine, torch.maximum(mine, self.usage)), self.usage)
+        self.last_slots = slot
+        return Ingested(slot, merged, score, opened, evicted)
+
+    def _newest(self, slot: torch.Tensor) -> torch.Tensor:
+        """Highest token number that went to each row [B, G, capacity] (0 where none did)."""
+        tokens = torch.arange(slot.shape[-1], device=slot.device).expand_as(slot)
+        return torch.zeros_like(self.cell).scatter_reduce(2, slot, tokens, "amax")
+
+    def _means(self, held: MeanRows | PackedRows, new: torch.Tensor, slot: torch.Tensor, before: torch.Tensor,
+               joined: torch.Tensor) -> torch.Tensor:
+        """New running means [B, H, S, D] (float32) of the rows that the tokens go to, weighted by multiplicity.
+
+        Tokens of one row are summed by a product with a 0/1 matrix [S, S]: a fixed order on every device.
+        """
+        index = per_head(slot, self.heads, self.dim)
+        same = (slot[..., :, None] == slot[..., None, :]).float()
+        total = same.expand(-1, self.heads, -1, -1) @ new.float()
+        old = torch.gather(before, 2, slot)[..., None].float()
+        count = old + torch.gather(joined, 2, slot)[..., None].float()
+        return (held.pick(index) * old + total) / count
+
+    def _represent(self, k: torch.Tensor, slot: torch.Tensor, before: torch.Tensor, joined: torch.Tensor,
+                   newest: torch.Tensor) -> None:
+        index = per_head(slot, self.heads, self.dim)
+        if self.settings.representative == "mean":
+            self.keys.write(index, self._means(self.keys, k, slot, before, joined))
+            return
+        latest = torch.gather(k, 2, per_head(torch.gather(newest, 2, slot), self.heads, self.dim)).float()
+        if self.mean is None:
+            self.keys.write(index, latest)
+            return
+        mean = self._means(self.mean, k, slot, before, joined)
+        self.mean.write(index, mean)
+        held = self.keys.pick(index)
+        fresh = (torch.gather(before, 2, slot) == 0).expand(-1, self.heads, -1)[..., None]
+        closer = (latest - mean).square().sum(-1, keepdim=True) <= (held - mean).square().sum(-1, keepdim=True)
+        self.keys.write(index, torch.where(fresh | closer, latest, held))
+
+    def use(self, mass: torch.Tensor) -> None:
+        """Updates the running usage of occupied rows with the attention mass [B, G, capacity] of a clean pass."""
+        decay = self.settings.usage_decay
+        self.usage = torch.where(self.count > 0, decay * self.usage + (1 - decay) * mass, self.usage)
+
     # -- undoing ------------------------------------------------------------------------------------------------------
 
     def _remember(self, slot: torch.Tensor) -> None:
-        if self.undo is None:
-            return
-        index = per_head(slot, self.heads, self.k.shape[-1])
-        wide = [t for t in (self.k, self.v, self.mean_key) if t is not None]
-        narrow = [self.count, self.frame, self.cell, self.usage, self.last_slots]
-        self.undo.append((index, [torch.gather(t, 2, index) for t in wide], [t.clone() for t in narrow]))
+        if self.undo is not None:
+            index = per_head(slot, self.heads, self.dim)
+            self.undo.append((index, [rows.pick(index) for rows in self._wide()], [t.clone() for t in self._narrow()]))
 
     def begin_undo(self) -> None:
         """From here on, what changes is remembered, until the next call."""
@@ -118,67 +197,7 @@ class HistoryPool:
     def roll_back(self) -> None:
         """Restores the state at begin_undo()."""
         for index, wide, narrow in reversed(self.undo or []):
-            held = [t for t in (self.k, self.v, self.mean_key) if t is not None]
-            for tensor, rows in zip(held, wide):
-                tensor.scatter_(2, index, rows)
+            for rows, saved in zip(self._wide(), wide):
+                rows.write(index, saved)
             self.count, self.frame, self.cell, self.usage, self.last_slots = narrow
         self.undo = None
-
-    # -- changing -----------------------------------------------------------------------------------------------------
-
-    def ingest(self, k: torch.Tensor, v: torch.Tensor, frame: int, usage: torch.Tensor,
-               moment: QueryMoment | None) -> Ingested:
-        """Takes in one frame: k (before RoPE) and v [B, H, S, D], usage [B, G, S]. Needs capacity >= S."""
-        score, match = self._match(k, moment)
-        merged = self._who_merges(score)
-        slot = self._slots(merged, match)
-        self._remember(slot)
-        opened = torch.zeros_like(self.count).scatter_add(2, slot, (~merged).int()) > 0
-        before = torch.where(opened, torch.zeros_like(self.count), self.count)
-        joined = torch.zeros_like(self.count).scatter_add(2, slot, torch.ones_like(slot, dtype=torch.int32))
-        self.count = before + joined
-        self.v = self._mean(self.v, v, slot, before)
-        self._represent(k, slot, before, opened)
-        newest = self._newest(slot)
-        touched = joined > 0
-        self.frame = torch.where(touched, torch.full_like(self.frame, frame), self.frame)
-        self.cell = torch.where(touched, newest, self.cell)
-        mine = torch.gather(usage, 2, newest.clamp_max(usage.shape[-1] - 1))
-        self.usage = torch.where(touched, torch.where(opened, mine, torch.maximum(mine, self.usage)), self.usage)
-        self.last_slots = slot
-        return Ingested(slot, merged, score)
-
-    def _newest(self, slot: torch.Tensor) -> torch.Tensor:
-        """Highest token number that went to each row [B, G, capacity] (0 where none did)."""
-        tokens = torch.arange(slot.shape[-1], device=slot.device).expand_as(slot)
-        return torch.zeros_like(self.cell).scatter_reduce(2, slot, tokens, "amax")
-
-    def _mean(self, held: torch.Tensor, new: torch.Tensor, slot: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
-        """Running mean per row in float32, weighted by multiplicity; tokens are added in their own order."""
-        weight = before.expand(-1, self.heads, -1)[..., None].float()
-        index = per_head(slot, self.heads, new.shape[-1])
-        total = (held * weight).scatter_add(2, index, new.float())
-        count = self.count.expand(-1, self.heads, -1)[..., None].clamp_min(1)
-        return torch.where(self.count.expand(-1, self.heads, -1)[..., None] > before.expand(-1, self.heads, -1)[..., None],
-                           total / count, held)
-
-    def _represent(self, k: torch.Tensor, slot: torch.Tensor, before: torch.Tensor, opened: torch.Tensor) -> None:
-        newest = per_head(self._newest(slot), self.heads, k.shape[-1])
-        latest = torch.gather(k, 2, newest)
-        touched = (self.count > before).expand(-1, self.heads, -1)[..., None]
-        if self.mean_key is None:
-            self.k = torch.where(touched, latest, self.k)
-            return
-        self.mean_key = self._mean(self.mean_key, k, slot, before)
-        if self.settings.representative == "mean":
-            self.k = torch.where(touched, self.mean_key.to(k.dtype), self.k)
-            return
-        old = (self.k.float() - self.mean_key).square().sum(-1, keepdim=True)
-        new = (latest.float() - self.mean_key).square().sum(-1, keepdim=True)
-        fresh = opened.expand(-1, self.heads, -1)[..., None]
-        self.k = torch.where(touched & (fresh | (new <= old)), latest, self.k)
-
-    def use(self, mass: torch.Tensor) -> None:
-        """Updates the running usage of occupied rows with the attention mass [B, G, capacity] of a clean pass."""
-        decay = self.settings.usage_decay
-        self.usage = torch.where(self.count > 0, decay * self.usage + (1 - decay) * mass, self.usage)

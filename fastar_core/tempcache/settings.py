@@ -9,7 +9,8 @@ from ..errors import ConfigError
 
 Similarity = Literal["paper", "logit"]
 Search = Literal["exact", "int8", "lsh"]
-Representative = Literal["last", "mean", "medoid"]
+Representative = Literal["mean", "last", "medoid"]
+Space = Literal["post", "pre"]
 HistoryType = Literal["same", "int8"]
 
 
@@ -21,12 +22,15 @@ class TempCacheSettings:
         more and costs time and memory in proportion.
     recent_frames: newest committed frames that stay as they are; a token is matched when its frame leaves this range. 0 merges at
         the clean pass ("at once", the paper's rule).
-    similarity: "paper" = cosine of keys before RoPE; "logit" = root mean square difference of the attention logit under the
-        running second moment of the queries.
+    space: "post" = keys are compared and averaged where they stand, after RoPE at their true positions. A query's logit is linear
+        in the rotated key, so the mean of rotated keys gives each group's mean logit at every distance; measured history recall
+        .95 against .53 for "pre". "pre" = before RoPE (the paper's reading); the group then stands where its newest token stood.
+    similarity: "paper" = cosine of keys; "logit" = root mean square difference of the attention logit under the running second
+        moment of the queries.
     threshold: a token joins a group at or above this similarity (paper: cosine; logit: 1 - rms logit difference). Higher keeps
         more distinct rows. 1.01 switches merging off.
     floor: once the pool is full, the best matching tokens join down to this similarity; below it the least used rows go.
-    representative: which key speaks for a group: the "last", the "mean" or the "medoid".
+    representative: which key speaks for a group: the "mean", the "last" (the paper's choice) or the "medoid".
     search / bits / tables: how the match is found: "exact", "int8" codes, or "lsh" (sign hash of `bits`, best of `tables`).
     neighbourhood: tokens up to this many rows and columns away in the frame that left before are tried first.
     shared: heads of a layer share their groups (one decision by mean similarity); False decides per head.
@@ -38,10 +42,11 @@ class TempCacheSettings:
 
     budget_frames: float = 21.0
     recent_frames: int = 3
+    space: Space = "post"
     similarity: Similarity = "paper"
     threshold: float = 0.9
-    floor: float = 0.5
-    representative: Representative = "last"
+    floor: float = 0.3
+    representative: Representative = "mean"
     search: Search = "exact"
     bits: int = 10
     tables: int = 4
@@ -54,7 +59,7 @@ class TempCacheSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, kind in (("similarity", Similarity), ("search", Search), ("representative", Representative),
+        for name, kind in (("space", Space), ("similarity", Similarity), ("search", Search), ("representative", Representative),
                            ("history_type", HistoryType)):
             if getattr(self, name) not in get_args(kind):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}")

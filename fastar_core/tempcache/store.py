@@ -1,19 +1,26 @@
 """Keys and values of one layer as attention reads them: [sink | recent | history | own block] in one buffer of fixed size.
 
-Keys in the buffer are rotated; the keys that can still move or be matched (sink, recent, history) are also kept before RoPE.
-Values of the history stand twice: as float32 running means in the pool, as compute-type rows in the buffer.
+"Home" keys are those that are compared and averaged: rotated to their true positions (space "post") or not rotated ("pre").
+The buffer holds keys as the next call needs them. Where both are the same, the history lives in the buffer itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from ..positions import rotate_rows
 from .features import QueryMoment
-from .pool import HistoryPool
+from .ledger import Move
+from .pool import HistoryPool, Ingested
+from .rows import MeanRows, PackedRows
 from .settings import TempCacheSettings
+from .step_recall import StepRecall
+
+Tables = tuple[torch.Tensor, torch.Tensor]
+IngestWatch = Callable[[int, Ingested], None]
 
 
 @dataclass(frozen=True)
@@ -32,12 +39,8 @@ class StoreSizes:
         return self.rows * self.cols
 
     @property
-    def pinned_frames(self) -> int:
-        return self.sink + self.recent
-
-    @property
-    def buffer_rows(self) -> int:
-        return (self.pinned_frames + self.own) * self.tokens + self.history_rows
+    def pinned_rows(self) -> int:
+        return (self.sink + self.recent) * self.tokens
 
 
 class LayerStore:
@@ -45,29 +48,53 @@ class LayerStore:
 
     def __init__(self, sizes: StoreSizes, settings: TempCacheSettings, like: torch.Tensor) -> None:
         batch, heads, _, dim = like.shape
-        self.sizes = sizes
-        self.keys = like.new_empty((batch, heads, sizes.buffer_rows, dim))
-        self.values = torch.empty_like(self.keys)
-        self.raw = like.new_empty((batch, heads, sizes.pinned_frames * sizes.tokens, dim))
+        self.sizes, self.settings = sizes, settings
+        self.packed = settings.history_type == "int8" and sizes.history_rows > 0
+        self.moves = settings.space == "pre" or settings.reindex_span is not None
+        in_buffer = 0 if self.packed else sizes.history_rows
+        rows = sizes.pinned_rows + in_buffer + sizes.own * sizes.tokens
+        self.keys = like.new_zeros((batch, heads, rows, dim))
+        self.values = torch.zeros_like(self.keys)
+        self.home = like.new_empty((batch, heads, sizes.pinned_rows, dim)) if self.moves else self.keys[:, :, :sizes.pinned_rows]
         groups = 1 if settings.shared else heads
-        self.bias = torch.zeros((batch, groups, sizes.buffer_rows), dtype=torch.float32, device=like.device)
-        self.mass = torch.zeros((batch, groups, sizes.buffer_rows), dtype=torch.float32, device=like.device)
-        self.pool = HistoryPool(sizes.history_rows, sizes.rows, sizes.cols, settings, like) if sizes.history_rows else None
+        self.bias = torch.zeros((batch, groups, sizes.history_rows), dtype=torch.float32, device=like.device)
+        self.pool = self._make_pool(like) if sizes.history_rows else None
         self.moment = QueryMoment() if settings.similarity == "logit" else None
         self.bound = 0
         self.biased = False
-        self.pending: tuple[torch.Tensor, int] | None = None
-        self._undo: tuple[list[int], torch.Tensor, torch.Tensor, torch.Tensor, int, bool] | None = None
+        self.pending: tuple[torch.Tensor, torch.Tensor, int] | None = None
+        self.recall = StepRecall()
+        self.tally = torch.zeros(3, dtype=torch.int64, device=like.device)
+        self.watch: IngestWatch | None = None
+        self._undo: tuple[list[int], list[torch.Tensor], int, bool] | None = None
+
+    def _make_pool(self, like: torch.Tensor) -> HistoryPool:
+        sizes = self.sizes
+        shape = (*like.shape[:2], sizes.history_rows, like.shape[3])
+        blank = like.new_empty(shape) if self.packed else self.keys[:, :, sizes.pinned_rows:sizes.pinned_rows + sizes.history_rows]
+        if self.packed:
+            keys: MeanRows | PackedRows = PackedRows(blank)
+            values: MeanRows | PackedRows = PackedRows(blank)
+        else:
+            keys = MeanRows(like.new_zeros(shape) if self.moves else blank)
+            values = MeanRows(self.values[:, :, sizes.pinned_rows:sizes.pinned_rows + sizes.history_rows])
+        return HistoryPool(keys, values, blank, sizes.rows, sizes.cols, self.settings)
 
     def bytes(self) -> int:
-        held = [self.keys, self.values, self.raw, self.bias, self.mass]
+        held = [self.keys, self.values, self.bias, *self.recall.tensors()]
+        if self.moves:
+            held.append(self.home)
         if self._undo is not None:
-            held += [t for t in self._undo if isinstance(t, torch.Tensor)]
+            held += self._undo[1]
         if self.pending is not None:
-            held.append(self.pending[0])
-        pool = 0 if self.pool is None else self.pool.bytes()
-        moment = 0 if self.moment is None else self.moment.bytes()
-        return sum(t.numel() * t.element_size() for t in held) + pool + moment
+            held += list(self.pending[:2])
+        total = sum(t.numel() * t.element_size() for t in held)
+        if self.pool is not None:
+            views = {id(self.pool.values.tensors()[0])} if not self.packed else set()
+            if not self.packed and not self.moves:
+                views.add(id(self.pool.keys.tensors()[0]))
+            total += self.pool.bytes(views)
+        return total + (0 if self.moment is None else self.moment.bytes())
 
     def span(self, slot: int) -> slice:
         """Rows of a pinned slot (sink and recent)."""
@@ -75,48 +102,98 @@ class LayerStore:
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
-    def write_own(self, keys: torch.Tensor, values: torch.Tensor, filled_slots: int) -> int:
-        """Puts the call's rows (rotated keys) behind what is visible; returns the first of them."""
-        start = filled_slots * self.sizes.tokens + self.bound
-        stop = start + keys.shape[2]
-        self.keys[:, :, start:stop] = keys
-        self.values[:, :, start:stop] = values
-        self.bias[:, :, start:stop] = 0
-        return start
+    def write_own(self, keys: torch.Tensor, values: torch.Tensor, filled_slots: int) -> slice:
+        """Puts the call's rows (keys as the call rotates them) behind what is visible."""
+        start = filled_slots * self.sizes.tokens + (0 if self.packed else self.bound)
+        own = slice(start, start + keys.shape[2])
+        self.keys[:, :, own] = keys
+        self.values[:, :, own] = values
+        return own
 
-    def write_pinned(self, slot: int, raw: torch.Tensor, rotated: torch.Tensor, values: torch.Tensor) -> None:
+    def write_pinned(self, slot: int, home: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """One frame into a sink or recent slot."""
         span = self.span(slot)
-        self.raw[:, :, span] = raw
-        self.keys[:, :, span] = rotated
+        self.keys[:, :, span] = keys
         self.values[:, :, span] = values
+        if self.moves:
+            self.home[:, :, span] = home
 
-    def measure(self, q: torch.Tensor, stop: int, start: int, chosen: torch.Tensor) -> None:
-        """Attention mass [B, G, rows] that the chosen queries give to every visible row; q [B, H, N, D] rotated."""
-        some = q[:, :, chosen].float()
-        bias = self.bias[:, :, None, start:stop]
-        scores = some @ self.keys[:, :, start:stop].float().transpose(-1, -2) / q.shape[-1] ** 0.5 + bias
-        mass = scores.softmax(-1).mean(2)
-        self.mass.zero_()
-        self.mass[:, :, start:stop] = mass.mean(1, keepdim=True) if self.mass.shape[1] == 1 else mass
+    def visible(self, filled_slots: int, own: slice | None,
+                tables: Tables | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Keys, values [B, H, n, D] and bias [B, G, n] (None = all zero) in the order pinned, history, own."""
+        pinned = filled_slots * self.sizes.tokens
+        count = 0 if own is None else own.stop - own.start
+        if self.packed:
+            keys, values = self._unpacked(pinned, own, tables)
+        else:
+            keys, values = (t[:, :, :pinned + self.bound + count] for t in (self.keys, self.values))
+        if not self.biased:
+            return keys, values, None
+        edges = [self.bias.new_zeros((*self.bias.shape[:2], n)) for n in (pinned, count)]
+        return keys, values, torch.cat([edges[0], self.bias[:, :, :self.bound], edges[1]], -1)
+
+    def _unpacked(self, pinned: int, own: slice | None, tables: Tables | None) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.pool is not None
+        dtype = self.keys.dtype
+        last = own or slice(pinned, pinned)
+        history = self.pool.keys.read()[:, :, :self.bound]
+        if tables is not None:
+            history = rotate_rows(history, self.pool.frame[:, :, :self.bound], self.pool.cell[:, :, :self.bound], tables)
+        values = self.pool.values.read()[:, :, :self.bound].to(dtype)
+        return (torch.cat([self.keys[:, :, :pinned], history.to(dtype), self.keys[:, :, last]], 2),
+                torch.cat([self.values[:, :, :pinned], values, self.values[:, :, last]], 2))
 
     # -- commit -------------------------------------------------------------------------------------------------------
 
-    def ingest(self, raw: torch.Tensor, values: torch.Tensor, frame: int, usage: torch.Tensor) -> None:
-        """A frame leaves the recent range; without a history it is forgotten."""
-        if self.pool is not None:
-            self.pool.ingest(raw, values, frame, usage, self.moment)
-
-    def refresh(self, filled_slots: int, position: torch.Tensor, tables: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Writes the history into the buffer: rotated keys, means, log counts. ``position`` maps frame -> rotary position."""
-        if self.pool is None:
-            return
-        start = filled_slots * self.sizes.tokens
-        stop = start + self.sizes.history_rows
+    def commit(self, move: Move, start: int) -> None:
+        """Takes the leaving frames into the history and the pending rows of the call (from frame ``start``) into their slots."""
+        assert self.pending is not None
+        home, keys, own_start = self.pending
+        self.pending = None
+        tokens = self.sizes.tokens
+        values = self.values[:, :, own_start:own_start + home.shape[2]].clone()
+        self._begin_undo([slot for slot in move.changed if slot < len(move.before)])
         pool = self.pool
-        self.keys[:, :, start:stop] = rotate_rows(pool.k, position[pool.frame], pool.cell, tables)
-        self.values[:, :, start:stop] = pool.v.to(self.values.dtype)
-        self.bias[:, :, start:stop] = pool.count.float().log()  # log 0 = -inf hides free rows
+        if pool is not None and self.recall.measured:
+            self.recall.begin(len(move.before) * tokens, self.bound, pool)
+            pool.use(self.recall.history_mass(pool))
+            for frame in move.leaving:
+                mine = frame >= start
+                at = (frame - start) * tokens if mine else move.before.index(frame) * tokens
+                span = slice(at, at + tokens)
+                source, source_v = (home, values) if mine else (self.home, self.values)
+                usage = self.recall.mass_of(span, mine, pool)
+                went = pool.ingest(source[:, :, span], source_v[:, :, span], frame, usage, self.moment)
+                self.recall.follow(span, mine, went)
+                self.tally += torch.stack([t.sum() for t in (went.merged, went.opened, went.evicted)])
+                if self.watch is not None:
+                    self.watch(frame, went)
+        for slot in move.changed:
+            at = (move.after[slot] - start) * tokens
+            span = slice(at, at + tokens)
+            self.write_pinned(slot, home[:, :, span], keys[:, :, span], values[:, :, span])
+
+    def refresh(self, tables: Tables | None, slots_frames: list[int]) -> None:
+        """Brings the buffer up to date for the next call: log counts, and rotated copies where home keys are not what it reads."""
+        if self.pool is not None:
+            self.bias = self.pool.count.float().log()  # log 0 = -inf hides free rows
+        if tables is None:
+            return
+        if self.pool is not None and not self.packed:
+            rows = slice(self.sizes.pinned_rows, self.sizes.pinned_rows + self.sizes.history_rows)
+            self.keys[:, :, rows] = rotate_rows(self.pool.keys.read(), self.pool.frame, self.pool.cell, tables).to(self.keys.dtype)
+        if self.settings.reindex_span is not None and slots_frames:
+            tokens, device = self.sizes.tokens, self.keys.device
+            frame = torch.tensor(slots_frames, device=device).repeat_interleave(tokens)[None, None]
+            cell = torch.arange(tokens, device=device).repeat(len(slots_frames))[None, None]
+            self.keys[:, :, :frame.shape[-1]] = rotate_rows(self.home[:, :, :frame.shape[-1]], frame, cell, tables)
+
+    def kept_rows(self, move: Move, start: int) -> torch.Tensor:
+        """Where each pinned row stood in the measured pass of the call from frame ``start``."""
+        tokens = self.sizes.tokens
+        at = [self.recall.own_start + (f - start) * tokens if f in (move.after[s] for s in move.changed) else move.before.index(f) * tokens
+              for f in move.after]
+        return torch.cat([torch.arange(a, a + tokens) for a in at]).to(self.keys.device)
 
     def occupancy(self) -> torch.Tensor:
         """int32 [3]: most and fewest occupied rows, highest multiplicity: what the host must know once per block."""
@@ -124,21 +201,27 @@ class LayerStore:
         used = (self.pool.count > 0).sum(-1)
         return torch.stack([used.amax(), used.amin(), self.pool.count.amax()]).to(torch.int32)
 
-    def begin_undo(self, slots: list[int]) -> None:
+    def clear(self) -> None:
+        self.bound, self.biased, self._undo, self.pending = 0, False, None, None
+        if self.pool is not None:
+            self.pool.clear()
+
+    # -- undoing ------------------------------------------------------------------------------------------------------
+
+    def _begin_undo(self, slots: list[int]) -> None:
         """Keeps the pinned slots that the coming commit overwrites."""
-        spans = [self.span(s) for s in slots]
-        empty = self.raw[:, :, :0]
-        rows = [torch.cat([t[:, :, s] for s in spans], 2) if spans else empty for t in (self.raw, self.keys, self.values)]
-        self._undo = (slots, rows[0], rows[1], rows[2], self.bound, self.biased)
+        parts = [self.keys, self.values, self.home] if self.moves else [self.keys, self.values]
+        rows = [torch.cat([t[:, :, self.span(s)] for s in slots], 2) if slots else t[:, :, :0] for t in parts]
+        self._undo = (slots, rows, self.bound, self.biased)
         if self.pool is not None:
             self.pool.begin_undo()
 
     def roll_back(self) -> None:
         assert self._undo is not None
-        slots, raw, keys, values, self.bound, self.biased = self._undo
+        slots, rows, self.bound, self.biased = self._undo
         for i, slot in enumerate(slots):
             span = self.span(i)
-            self.write_pinned(slot, raw[:, :, span], keys[:, :, span], values[:, :, span])
+            self.write_pinned(slot, rows[-1][:, :, span], rows[0][:, :, span], rows[1][:, :, span])
         if self.pool is not None:
             self.pool.roll_back()
         self._undo = None

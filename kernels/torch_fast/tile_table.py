@@ -13,7 +13,7 @@ why_not = LIMITS.why_not
 
 def tile_table(offsets: torch.Tensor, key_ranges: torch.Tensor, tile_rows: int, num_rows: int) -> TileTable:
     batch, heads, buckets, ranges, _ = key_ranges.shape
-    size = max_tiles(num_rows, buckets, tile_rows, covers_rows=True)
+    size = max_tiles(num_rows, buckets, tile_rows)
     lows, highs = offsets[..., :-1], offsets[..., 1:]
     per_bucket = (highs - lows + tile_rows - 1) // tile_rows
     last = per_bucket.cumsum(-1)  # tiles up to and including each bucket

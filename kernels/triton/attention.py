@@ -61,7 +61,7 @@ def run(
         math.log2(math.e) / math.sqrt(dim),
         RANGED=tiles is not None, HAS_BIAS=bias is not None, HAS_LENGTHS=lengths is not None, HAS_LSE=return_lse, DESC=desc,
         D=dim, BLOCK_D=wide, BLOCK_M=shape.rows, BLOCK_N=shape.keys, PRECISION=shape.precision,
-        num_warps=shape.warps, num_stages=shape.stages,
+        **shape.options(),
     )  # fmt: skip
     return out if lse is None else (out, lse)
 

@@ -14,51 +14,47 @@ LN2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def _add_tile(acc, peak, total, q, k, v, bias, use, scale, HAS_BIAS: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr):
-    """One step of the online softmax: q [M, D], k [D, N], v [N, D], bias [N] (log units), use [N]."""
-    scores = tl.dot(q, k, input_precision=PRECISION) * scale
-    if HAS_BIAS:
-        scores += bias[None, :] * LOG2E
-    if MASKED:
-        scores = tl.where(use[None, :], scores, float("-inf"))
-    top = tl.maximum(peak, tl.max(scores, 1))
-    safe = tl.where(top == float("-inf"), 0.0, top) if HAS_BIAS else top
-    p = tl.exp2(scores - safe[:, None])
-    shrink = tl.exp2(peak - safe)
-    total = total * shrink + tl.sum(p, 1)
-    acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-    return acc, top, total
-
-
-@triton.jit
 def _walk(
     acc, peak, total, q, k_ptr, v_ptr, k_desc, v_desc, bias_ptr, stride_k, stride_v, batch, head, lo, hi, scale,
-    HAS_BIAS: tl.constexpr, MASKED: tl.constexpr, DESC: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr, PRECISION: tl.constexpr,
+    HAS_BIAS: tl.constexpr, DESC: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Adds key rows lo..hi-1. MASKED: the range may end inside of a tile; otherwise hi - lo is a multiple of BLOCK_N."""
+    """Online softmax over key rows lo..hi-1; with DESC hi - lo has to be a multiple of BLOCK_N.
+
+    V is loaded after the scores: loaded earlier, its registers would be held across them and spill.
+    """
     dims = tl.arange(0, BLOCK_D)
     keys = tl.arange(0, BLOCK_N)
     k_tile = keys[None, :] * stride_k + dims[:, None]
     v_tile = keys[:, None] * stride_v + dims[None, :]
     for start in range(lo, hi, BLOCK_N):
         use = start + keys < hi
-        if DESC and not MASKED:
+        k_at = k_ptr + tl.cast(start, tl.int64) * stride_k + k_tile
+        if DESC:
             k = tl.reshape(k_desc.load([batch, start, head, 0]), (BLOCK_N, BLOCK_D)).T
-            v = tl.reshape(v_desc.load([batch, start, head, 0]), (BLOCK_N, BLOCK_D))
+        elif D == BLOCK_D:
+            k = tl.load(k_at, mask=use[None, :], other=0.0)
         else:
-            k_at = k_ptr + tl.cast(start, tl.int64) * stride_k + k_tile
-            v_at = v_ptr + tl.cast(start, tl.int64) * stride_v + v_tile
-            if D == BLOCK_D:
-                k = tl.load(k_at, mask=use[None, :], other=0.0)
-                v = tl.load(v_at, mask=use[:, None], other=0.0)
-            else:
-                k = tl.load(k_at, mask=use[None, :] & (dims[:, None] < D), other=0.0)
-                v = tl.load(v_at, mask=use[:, None] & (dims[None, :] < D), other=0.0)
-        bias = scale
+            k = tl.load(k_at, mask=use[None, :] & (dims[:, None] < D), other=0.0)
+        scores = tl.dot(q, k, input_precision=PRECISION) * scale
         if HAS_BIAS:
-            bias = tl.load(bias_ptr + start + keys, mask=use, other=0.0)
-        acc, peak, total = _add_tile(acc, peak, total, q, k, v, bias, use, scale, HAS_BIAS, MASKED, PRECISION)
+            scores += tl.load(bias_ptr + start + keys, mask=use, other=0.0)[None, :] * LOG2E
+        if not DESC:
+            scores = tl.where(use[None, :], scores, float("-inf"))
+        top = tl.maximum(peak, tl.max(scores, 1))
+        safe = tl.where(top == float("-inf"), 0.0, top) if HAS_BIAS else top
+        p = tl.exp2(scores - safe[:, None])
+        shrink = tl.exp2(peak - safe)
+        total = total * shrink + tl.sum(p, 1)
+        v_at = v_ptr + tl.cast(start, tl.int64) * stride_v + v_tile
+        if DESC:
+            v = tl.reshape(v_desc.load([batch, start, head, 0]), (BLOCK_N, BLOCK_D))
+        elif D == BLOCK_D:
+            v = tl.load(v_at, mask=use[:, None], other=0.0)
+        else:
+            v = tl.load(v_at, mask=use[:, None] & (dims[None, :] < D), other=0.0)
+        acc = tl.dot(p.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+        peak = top
     return acc, peak, total
 
 
@@ -114,9 +110,16 @@ def attend_kernel(
             hi = num_keys
             if HAS_LENGTHS:
                 hi = tl.minimum(tl.load(lengths + pair), num_keys)
+        if DESC:  # descriptors read whole tiles; what is behind the range must not come in, so the rest goes by pointers
+            full = lo + tl.maximum(hi - lo, 0) // BLOCK_N * BLOCK_N
+            acc, peak, total = _walk(
+                acc, peak, total, q_tile, k_base, v_base, k_desc, v_desc, bias_base, sk_n, sv_n, batch, head, lo, full, scale,
+                HAS_BIAS, True, D, BLOCK_D, BLOCK_N, PRECISION,
+            )  # fmt: skip
+            lo = full
         acc, peak, total = _walk(
             acc, peak, total, q_tile, k_base, v_base, k_desc, v_desc, bias_base, sk_n, sv_n, batch, head, lo, hi, scale,
-            HAS_BIAS, True, DESC, D, BLOCK_D, BLOCK_N, PRECISION,
+            HAS_BIAS, False, D, BLOCK_D, BLOCK_N, PRECISION,
         )  # fmt: skip
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     out_at = out + b64 * so_b + h64 * so_h + row.to(tl.int64)[:, None] * so_n + dims[None, :]

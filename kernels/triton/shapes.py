@@ -20,15 +20,25 @@ SHARED_LIMIT = {
 }
 
 
+# Without a bound the assembler of sm_89 aims at more blocks per processor and spills into local memory for it.
+NVIDIA_REGISTERS = 255
+
+
 @dataclass(frozen=True)
 class Shape:
-    """Query rows and key rows per tile, warps, pipeline stages, and how float32 products are made."""
+    """Query rows and key rows per tile, warps, pipeline stages, how float32 products are made, bound on registers."""
 
     rows: int
     keys: int
     warps: int
     stages: int
     precision: str
+    registers: int | None = None
+
+    def options(self) -> dict[str, int]:
+        """What the compiler is told."""
+        bound = {} if self.registers is None else {"maxnreg": self.registers}
+        return {"num_warps": self.warps, "num_stages": self.stages, **bound}
 
 
 def family(arch: str) -> str:
@@ -46,24 +56,30 @@ def precision(arch: str) -> str:
     return "ieee" if arch.startswith("gfx") else "tf32x3"
 
 
-def attend_shape(arch: str, dtype: torch.dtype, dim: int, rows: int) -> Shape:
-    """Shape for padded head dimension ``dim``; ``rows`` = most query rows that a tile has to take (128 at most)."""
+def attend_shape(arch: str, dtype: torch.dtype, dim: int, rows: int = 128) -> Shape:
+    """Shape for padded head dimension ``dim``; ``rows`` = most query rows that a tile has to take (128 at most).
+
+    128 x 64 tiles spill everywhere but on sm_90: their K and V operands alone fill the registers of the older matrix
+    instructions. 128 x 32 reads as few bytes per product, since that depends on the query rows.
+    """
     kind, exact = family(arch), precision(arch)
-    if dtype == torch.float32 or dim > 128:
-        warps = 4
-        keys = 16 if dim * (2 if dtype == torch.float32 else 1) > 256 else 32
-        return Shape(min(rows, 32), keys, warps, 1, exact)
+    bound = None if kind == "gfx942" else NVIDIA_REGISTERS
+    if dtype == torch.float32:
+        return Shape(min(rows, 32), 16 if dim > 128 else 32, 4, 1, exact, bound)
+    if dim > 128:
+        return Shape(min(rows, 64), 32, 8, 2 if bound else 1, exact, bound)
     if kind == "gfx942":
-        return Shape(min(rows, 64), 64 if dim == 64 else 32, 4, 1, exact)
+        return Shape(min(rows, 64), 32, 4, 1, exact, bound)
     if rows <= 64:
-        return Shape(max(rows, 16), 64 if kind in ("sm_89", "sm_90", "sm_100") else 32, 4, 2, exact)
-    return Shape(128, 64, 8, 3, exact)
+        return Shape(max(rows, 16), 32, 4, 3, exact, bound)
+    return Shape(128, 64 if kind == "sm_90" else 32, 8, 3, exact, bound)
 
 
 def search_shape(arch: str, dtype: torch.dtype, dim: int) -> Shape:
     """Shape of the nearest-key search."""
+    kind, exact = family(arch), precision(arch)
+    if kind == "gfx942":
+        return Shape(64, 32, 4, 1, exact)
     if dtype == torch.float32 or dim > 128:
-        return Shape(32, 32, 4, 1, precision(arch))
-    if family(arch) == "gfx942":
-        return Shape(64, 64, 4, 1, precision(arch))
-    return Shape(64, 64, 4, 3, precision(arch))
+        return Shape(32, 32, 4, 1, exact, NVIDIA_REGISTERS)
+    return Shape(64, 64, 4, 3, exact, NVIDIA_REGISTERS)

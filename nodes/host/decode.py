@@ -217,6 +217,12 @@ class _WholeClip:
         return 0
 
 
+def _make(vae: Any, kind: str, least: int) -> _Decoder:
+    if kind == "wan":
+        return _WanStream(vae, least)
+    return _FrameStream(vae) if kind == "frames" else _WholeClip(vae)
+
+
 class StreamDecoder:
     """Frames of a growing latent video, equal to vae.decode of all of it.
 
@@ -233,11 +239,7 @@ class StreamDecoder:
         self._vae = vae
         self._shape: tuple[int, ...] | None = None
         self._size = 0, 0, 0
-        self._decoder: _Decoder | None = {
-            "wan": lambda: _WanStream(vae, least),
-            "frames": lambda: _FrameStream(vae),
-            "whole": lambda: _WholeClip(vae),
-        }[self.kind]()
+        self._decoder: _Decoder | None = _make(vae, self.kind, least)
 
     @torch.inference_mode()
     def push(self, latents: Tensor) -> Tensor:

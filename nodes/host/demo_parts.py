@@ -59,6 +59,16 @@ class LinearCodec(torch.nn.Module):
             self.register_parameter(name, torch.nn.Parameter(value.float(), requires_grad=False))
         self.register_buffer("format_mean", wan.latents_mean.reshape(1, CHANNELS, 1, 1, 1), persistent=False)
         self.register_buffer("format_std", wan.latents_std.reshape(1, CHANNELS, 1, 1, 1), persistent=False)
+        self.preview_format = self._preview_format()
+
+    def _preview_format(self) -> comfy.latent_formats.LatentFormat:
+        """What the host's latent previewer needs for true colours: the mean colour of a patch, which it wants in -1..1."""
+        shown = comfy.latent_formats.Wan21()
+        colour = self.basis.reshape(CHANNELS, -1, 3).mean(1) * self.scale
+        shown.latent_rgb_factors = (2 * colour).tolist()
+        shown.latent_rgb_factors_bias = (2 * self.mean.reshape(-1, 3).mean(0) - 1).tolist()
+        shown.taesd_decoder_name = None
+        return shown
 
     def encode(self, pixels: Tensor, *_: Any, **__: Any) -> Tensor:
         """Pixels [B, 3, F, H, W] in 0..1, H and W multiples of 8 -> latents [B, 16, 1 + ceil((F-1)/4), H/8, W/8].

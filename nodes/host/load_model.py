@@ -55,7 +55,7 @@ def load_streaming_model(
     preset, warnings = resolve_preset(preset_choice, model_name, read_metadata(path))
     checkpoint = load_checkpoint(path, preset.use_ema, lora, lora_strength)
     warnings += checkpoint.findings.warnings + check_model(preset, checkpoint.shape)
-    if preset.key == "longlive1" and lora is None:
+    if preset.family == "longlive" and lora is None:
         warnings.append(
             "LongLive 1 is a base file plus a LoRA; choose its lora.pt as 'lora' unless this file is merged already"
         )
@@ -64,6 +64,7 @@ def load_streaming_model(
         patcher.cached_patcher_init = (reload_patcher, (path, preset.use_ema, weight_dtype, lora, lora_strength))
     model = with_settings(patcher, FastARSettings(preset=preset), preset.shift)
     lines = [*checkpoint.lines(), f"preset: {preset.key} ({preset.label})", f"note: {preset.notes}"]
+    lines.append(f"limits: {preset.limits}")
     lines += [f"host model: {type(model.model).__name__}, flow shift {preset.shift:g}"]
     report = "\n".join(lines + [f"warning: {text}" for text in warnings])
     for text in warnings:

@@ -61,7 +61,8 @@ def plan_cache(patcher: Any, policy: PolicySettings, geometry: RunGeometry, late
     element = management.dtype_size(compute_dtype(base))
     batch = latent_shape[0]
     rows = batch * branches
-    call = int(base.memory_required([rows, latent_shape[1], min(geometry.block, latent_shape[2]), *latent_shape[3:]]))
+    longest = min(max(geometry.block, geometry.call_frames), latent_shape[2])
+    call = int(base.memory_required([rows, latent_shape[1], longest, *latent_shape[3:]]))
     room = room_for(device)
     kv_bytes = planned_kv_bytes(policy, geometry, width, element, rows)
     window = largest_window(policy, geometry, width, element, rows, room - call)

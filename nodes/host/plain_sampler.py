@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import comfy.samplers
 import torch
 
 from ...fastar_core.decode_plan import in_words
-from ...fastar_core.drivers import BlockwisePlan
-from ...fastar_core.errors import GeometryError
+from ...fastar_core.drivers import BlockwisePlan, LoopKind, num_steps
+from ...fastar_core.errors import ConfigError, GeometryError
 from ...fastar_core.geometry import PIXELS_PER_LATENT, Block, pixel_frames_for
 from ...fastar_core.presets import Preset
+from ...fastar_core.run_choice import RunChoice, choose_policy, choose_run
 from ...fastar_core.runstate import RunState
-from ...fastar_core.stream_choice import Canvas, Choice, choose_policy, choose_preset, given_schedule
+from ...fastar_core.stream_choice import Canvas, Choice, choose_preset, given_schedule
 from .hook import check_model
 from .memory import make_room, plan_cache
 from .prefix import find_prefix
@@ -34,12 +36,12 @@ class _HostCallback:
         self.ticks = ticks
         self.total = self.done = 0
 
-    def start(self, plan: BlockwisePlan) -> None:
-        self.total = sum(len(plan.schedule.for_block(block.index)) for block in plan.blocks)
+    def start(self, plan: BlockwisePlan, loop: LoopKind) -> None:
+        self.total = num_steps(loop, plan)
 
     def step(self, block: Block, step: int, steps: int, x0: torch.Tensor) -> None:
         self.done += 1
-        self._tell(self.done * self.ticks // max(1, self.total), x0[:, :, -1:])
+        self._tell(self.done * self.ticks // max(1, self.total), x0[:, :, block.num_frames - 1:block.num_frames])
 
     def finish(self, latents: torch.Tensor) -> None:
         self._tell(self.ticks, latents)
@@ -64,6 +66,14 @@ def _branches(guider: Any) -> int:
     return max(1, sum(len(entries or ()) for role, entries in guider.conds.items() if role != unused))
 
 
+def _check_run(run: RunChoice, preset: Preset, total_frames: int) -> None:
+    """Raises ConfigError, before any model call, for a family that needs the VAE while it samples."""
+    if run.needs_anchor(total_frames):
+        raise ConfigError(f"{preset.label} encodes a decoded frame again while it samples, for more than "
+                          f"{run.restart.rollout_frames if run.restart else 0} latent frames, and a SAMPLER has no VAE; use the "
+                          "FAST-AR Streaming Sampler node with its vae input connected, or a shorter video")
+
+
 class PlainSampler:
     """The choices of the SAMPLER node; everything of a run is made in the run."""
 
@@ -82,11 +92,16 @@ class PlainSampler:
         check_model(guider.inner_model.diffusion_model)
         canvas = _canvas(x)
         prefix = find_prefix(None, None, options, None, canvas)
+        canvas = replace(canvas, prefix_frames=0 if prefix is None else prefix.shape[2])
         seed = int(extra.get("seed") or 0)
-        choice = Choice(preset, policy, canvas, preset.fps, seed, getattr(guider, "cfg", 1.0), warnings)
+        steps = given_schedule(sigmas.tolist(), preset)
+        run = choose_run(preset, policy, len(steps.sigmas))
+        _check_run(run, preset, canvas.latent_frames)
+        choice = Choice(preset, run, canvas, preset.fps, seed, getattr(guider, "cfg", 1.0), warnings)
         told = _HostCallback(callback, len(sigmas) - 1)
-        request = StreamRequest(policy, given_schedule(sigmas.tolist(), preset), preset.block, seed, preset,
-                                prefix=prefix, backend=settings.backend if settings is not None else "auto", on_step=told.step)
+        request = StreamRequest(run.policy, steps, run.block, seed, preset, prefix=prefix, on_step=told.step,
+                                backend=settings.backend if settings is not None else "auto", loop=run.loop,
+                                restart=run.restart, solver=run.solver)
         request.on_start = self._starter(guider, choice, preset, told)
         function = make_stream_sampler(request).sampler_function
         out = function(model, x, sigmas, extra_args=extra, callback=None, disable=disable)
@@ -97,7 +112,7 @@ class PlainSampler:
     @staticmethod
     def _starter(guider: Any, choice: Choice, preset: Preset, told: _HostCallback) -> Any:
         patcher = guider.model_patcher
-        geometry = choice.canvas.geometry(preset.block, len(guider.inner_model.diffusion_model.blocks))
+        geometry = choice.canvas.geometry(choice.run, len(guider.inner_model.diffusion_model.blocks))
         plan = plan_cache(patcher, choice.policy, geometry, choice.canvas.latent_shape, _branches(guider))
         plan.check(choice.canvas)
         for text in choice.warnings:
@@ -107,7 +122,7 @@ class PlainSampler:
             logger.info("FAST-AR: %d latent frames, %s, cache %s", choice.canvas.latent_frames, preset.key,
                         in_words(plan.kv_bytes))
             make_room(patcher, plan.kv_bytes + plan.call_bytes)
-            told.start(blocks)
+            told.start(blocks, choice.run.loop)
 
         return on_start
 

@@ -13,6 +13,7 @@ import torch
 from comfy.model_management import InterruptProcessingException
 
 from ...fastar_core.geometry import PIXELS_PER_LATENT, Block, pixel_frames_for
+from ...fastar_core.report_text import time_in_words
 
 EVENT = "fastar.block"
 RECENT_BLOCKS = 8
@@ -28,11 +29,23 @@ def make_previewer(device: torch.device, latent_format: Any) -> Any:
         return None
 
 
+def _server() -> Any:
+    """The running server, or None in a process without one."""
+    return getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+
+
 def send_event(data: dict[str, Any]) -> None:
     """Sends EVENT to the client that queued the prompt; without a running server nothing happens."""
-    server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
+    server = _server()
     if server is not None:
         server.send_sync(EVENT, data, getattr(server, "client_id", None))
+
+
+def show_text(node_id: str | None, text: str) -> None:
+    """Shows ``text`` in the node while it runs; the web interface keeps the last one there."""
+    server = _server()
+    if server is not None and node_id is not None:
+        server.send_progress_text(text, node_id, getattr(server, "client_id", None))
 
 
 class StreamProgress:
@@ -74,8 +87,11 @@ class StreamProgress:
         """After a block is finished and, when decoding goes along, decoded."""
         self._ends.append(time.monotonic())
         frames = min(self.length, pixel_frames_for(block.start + block.num_frames))
+        left = self.eta(block.index + 1)
         send_event({"node": self.node_id, "block": block.index + 1, "blocks": len(self._blocks), "frames": frames,
-                    "total_frames": self.length, "eta_seconds": round(self.eta(block.index + 1), 1)})
+                    "total_frames": self.length, "eta_seconds": round(left, 1)})
+        show_text(self.node_id, f"block {block.index + 1} of {len(self._blocks)}, frame {frames} of {self.length}, "
+                                f"{time_in_words(left)} left")
 
     def eta(self, finished: int) -> float:
         """Seconds that the remaining blocks will take, from the last few (the very first also warms things up)."""

@@ -9,7 +9,7 @@ from typing import Any
 import comfy.samplers
 import torch
 
-from ...fastar_core.drivers import BlockDone, BlockwisePlan, LoopKind, Restart, run_plan
+from ...fastar_core.drivers import BlockDone, BlockwisePlan, LoopKind, Restart, longest_call, run_plan
 from ...fastar_core.errors import ConfigError, UnsupportedError
 from ...fastar_core.geometry import Block, RunGeometry, token_grid
 from ...fastar_core.noise import SeededRenoise
@@ -43,6 +43,7 @@ class StreamRequest:
     renoise: Any = None
     loop: LoopKind = "blockwise"
     recache_frames: int | None = None
+    rebuild: bool = False
     restart: Restart | None = None
     solver: Any = "renoise"
     on_start: Callable[[RunState, BlockwisePlan], None] | None = None
@@ -71,7 +72,7 @@ def _plan(request: StreamRequest, x: torch.Tensor, process_in: Callable[[torch.T
     renoise = request.renoise or SeededRenoise(request.seed)
     return BlockwisePlan(noise, request.schedule, request.block, renoise, prefix=prefix, prompt_at=request.prompt_at,
                          on_step=request.on_step, clean_last=request.clean_last, recache_frames=request.recache_frames,
-                         restart=request.restart, solver=request.solver)
+                         rebuild=request.rebuild, restart=request.restart, solver=request.solver)
 
 
 def _check_request(model: Any, extra_args: dict[str, Any]) -> None:
@@ -95,7 +96,8 @@ class _Run:
         self.plan = _plan(request, x, self.base.process_latent_in)
         network = self.base.diffusion_model
         rows, cols = token_grid(*self.plan.noise.shape[3:])
-        geometry = RunGeometry(self.plan.noise.shape[2], request.block, rows, cols, len(network.blocks))
+        geometry = RunGeometry(self.plan.timeline_frames, request.block, rows, cols, len(network.blocks),
+                               longest_call(request.loop, self.plan))
         options = extra_args.get("model_options", {}).get("transformer_options", {})
         self.state = RunState(request.policy, geometry, rope_spec(network, options), request.backend)
         self.host_model = HostModel(model, extra_args, self.state, branch_names(model.inner_model.conds))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,9 +14,14 @@ from comfy.model_management import throw_exception_if_processing_interrupted
 from ...fastar_core.clock import Clock
 from ...fastar_core.decode_plan import AT_END, BETWEEN, in_words, plan_decode
 from ...fastar_core.drivers import BlockDone, BlockwisePlan, num_model_calls
+from ...fastar_core.errors import ConfigError
+from ...fastar_core.geometry import pixel_frames_for
 from ...fastar_core.presets import schedule
+from ...fastar_core.report_text import report_in_words
+from ...fastar_core.run_choice import choose_policy, choose_run
 from ...fastar_core.runstate import RunState
-from ...fastar_core.stream_choice import Canvas, Choice, choose_policy, choose_preset, draw_noise, goes_to_file
+from ...fastar_core.stream_choice import Canvas, Choice, choose_preset, draw_noise, goes_to_file
+from .anchor import AnchorFrames
 from .decode import check_vae
 from .frames_out import FileFrames, FramesOut, MemoryFrames, preview_entries
 from .guider import StreamGuider
@@ -24,7 +29,7 @@ from .hook import check_model
 from .memory import check_ram, make_room, plan_cache
 from .memory_swap import ensure_loaded
 from .prefix import find_prefix
-from .preview import StreamProgress, make_previewer
+from .preview import StreamProgress, make_previewer, show_text
 from .rescue import close_after
 from .sampling import StreamRequest, make_stream_sampler
 from .vae_probe import choose_decoder, decoder_bytes, probe
@@ -55,6 +60,7 @@ class StreamInputs:
     batch_size: int = 1
     negative: Any = None
     prompts: list[tuple[int, Any]] | None = None
+    prompt_switch: str = "preset"
     start_image: torch.Tensor | None = None
     start_latent: dict[str, Any] | None = None
     prompt: Any = None
@@ -92,17 +98,19 @@ class StreamJob:
             self.prefix = find_prefix(inputs.start_latent, inputs.start_image, options, inputs.vae, size)
         batch, given = (inputs.batch_size, 0) if self.prefix is None else (self.prefix.shape[0], self.prefix.shape[2])
         canvas = Canvas(inputs.width, inputs.height, inputs.length, batch, given)
-        self.choice = Choice(preset, policy, canvas, inputs.fps or preset.fps, inputs.seed, inputs.cfg, warnings)
+        run = choose_run(preset, policy, len(schedule(preset).sigmas), inputs.prompt_switch, len(prompts) > 1)
+        self.choice = Choice(preset, run, canvas, inputs.fps or preset.fps, inputs.seed, inputs.cfg, warnings)
         if inputs.prompts and inputs.positive is not inputs.prompts[0][1]:
             self.choice.warnings.append("prompts are connected, so positive is not used")
         self.latents: list[torch.Tensor] = [] if self.prefix is None else [self.prefix]
         self.decoded = self._next = 0
         self.files = goes_to_file(inputs.frames_to, inputs.length)
+        self.anchors = AnchorFrames(inputs.vae, run.restart)
         self._plan()
 
     def _plan(self) -> None:
         canvas, patcher = self.choice.canvas, self.guider.model_patcher
-        geometry = canvas.geometry(self.choice.preset.block, len(patcher.model.diffusion_model.blocks))
+        geometry = canvas.geometry(self.choice.run, len(patcher.model.diffusion_model.blocks))
         self.cache = plan_cache(patcher, self.choice.policy, geometry, canvas.latent_shape, self.guider.branches)
         self.cache.check(canvas)
         if not self.files:
@@ -112,11 +120,17 @@ class StreamJob:
         self.decoder = choose_decoder(self.inputs.vae, found)
         self.probed = found.line
         needed = decoder_bytes(self.inputs.vae, found, canvas.batch, self.choice.preset.block, *canvas.latent_shape[3:])
-        forced = AT_END if found.kind == "whole" else self.inputs.decode
+        anchored = self.choice.run.needs_anchor(canvas.latent_frames)
+        if anchored and found.kind == "whole":
+            raise ConfigError(f"{self.choice.preset.label} encodes a decoded frame again before its blocks, and {found.line}; "
+                              "connect the Wan 2.1 VAE")
+        forced = AT_END if found.kind == "whole" else BETWEEN if anchored else self.inputs.decode
         if found.kind == "whole":
             self.choice.warnings.append(found.line)
-        self.plan = plan_decode(patcher.model_size() + self.cache.call_bytes, self.cache.kv_bytes, needed,
-                                self.cache.room_bytes, canvas.latent_frames, forced)
+        plan = plan_decode(patcher.model_size() + self.cache.call_bytes, self.cache.kv_bytes, needed,
+                           self.cache.room_bytes, canvas.latent_frames, forced)
+        reason = f"{self.choice.preset.label} encodes a decoded frame again before its blocks"
+        self.plan = replace(plan, reason=reason) if anchored else plan
 
     # -- running ------------------------------------------------------------------------------------------------------
 
@@ -146,12 +160,11 @@ class StreamJob:
     def _sample(self, frames: FramesOut, counts: dict[str, Any]) -> None:
         """The guider gets one block of zeros, so the host plans memory for one block; the noise is in the request."""
         choice, guider = self.choice, self.guider
-        shape, preset = choice.canvas.latent_shape, choice.preset
-        previewer = make_previewer(guider.model_patcher.load_device, guider.model_patcher.model.latent_format)
+        shape = choice.canvas.latent_shape
+        own = getattr(self.inputs.vae.first_stage_model, "preview_format", None)
+        previewer = make_previewer(guider.model_patcher.load_device, own or guider.model_patcher.model.latent_format)
         progress = StreamProgress(self.inputs.unique_id, previewer, choice.canvas.length)
-        request = StreamRequest(choice.policy, schedule(preset), preset.block, choice.seed, preset,
-                                draw_noise(choice.seed, shape, choice.canvas.prefix_frames, preset), self.prefix,
-                                guider.prompt_at, backend=self.settings.backend if self.settings is not None else "auto", report=counts)
+        request = self._request(counts)
 
         def on_start(_: RunState, plan: BlockwisePlan) -> None:
             make_room(guider.model_patcher, self.cache.kv_bytes + self.cache.call_bytes)
@@ -169,11 +182,29 @@ class StreamJob:
             progress.block(done.block)
 
         request.on_start, request.on_call, request.on_block = on_start, on_call, on_block
-        request.on_step = lambda block, step, steps, x0: progress.step(x0)
-        blank = torch.zeros((*shape[:2], min(preset.block, shape[2]), *shape[3:]))
+        request.on_step = lambda block, step, steps, x0: progress.step(x0[:, :, :block.num_frames])
+        blank = torch.zeros((*shape[:2], min(choice.run.call_frames, shape[2]), *shape[3:]))
         sigmas = torch.tensor([*request.schedule.sigmas, 0.0])
         guider.sample(blank, blank.clone(), make_stream_sampler(request), sigmas, disable_pbar=True, seed=choice.seed)
         progress.finish()
+
+    def _request(self, counts: dict[str, Any]) -> StreamRequest:
+        choice, run = self.choice, self.choice.run
+        noise = draw_noise(choice.seed, choice.canvas.latent_shape, choice.canvas.prefix_frames, choice.preset)
+        restart = None if run.restart is None else replace(run.restart, anchor=self._anchor)
+        return StreamRequest(run.policy, schedule(choice.preset), run.block, choice.seed, choice.preset, noise, self.prefix,
+                             self.guider.prompt_at, backend=self.settings.backend if self.settings is not None else "auto",
+                             loop=run.loop, recache_frames=run.recache_frames, rebuild=run.rebuild, restart=restart,
+                             solver=run.solver, report=counts)
+
+    def _anchor(self, pixel_from_end: int) -> torch.Tensor:
+        """That pixel frame of the video so far as a clean latent in model space; everything finished is decoded already."""
+        finished = pixel_frames_for(sum(latent.shape[2] for latent in self.latents))
+        patcher = self.guider.model_patcher
+        with self.clock.measure("vae"):
+            latent = self.anchors.encode(finished - pixel_from_end)
+        ensure_loaded(patcher, self.cache.call_bytes)
+        return patcher.model.process_latent_in(latent)
 
     def _decode(self, frames: FramesOut) -> None:
         """Decodes the latents that are finished and not decoded yet, in pieces of a block."""
@@ -181,7 +212,9 @@ class StreamJob:
             while self._next < len(self.latents):
                 for piece in self.latents[self._next].split(self.choice.preset.block, 2):
                     throw_exception_if_processing_interrupted()
-                    frames.add(self.decoder.push(piece))
+                    pictures = self.decoder.push(piece)
+                    self.anchors.add(pictures)
+                    frames.add(pictures)
                     self.decoded += piece.shape[2]
                 self._next += 1
 
@@ -209,6 +242,7 @@ class StreamJob:
         logger.info("FAST-AR: done, %d frames in %.1f s (sampling %.1f, VAE %.1f); cache peak %s%s", frames.count,
                     seconds["total"], seconds["sampling"], seconds["vae"], in_words(int(report["bytes"]["kv_peak"])),
                     "".join(f"; {path}" for path, _ in frames.files()))
+        show_text(self.inputs.unique_id, report_in_words(report))
         text = json.dumps(report, indent=2)
         ui = {"fastar_report": [text], **preview_entries(frames.files())}
         return StreamResult(torch.cat(self.latents, 2).float(), images, videos, text, ui)

@@ -144,10 +144,11 @@ class Sight:
         return [one for one in self.seen if one.ctx.phase == phase]
 
 
-def sight(settings: PolicySettings, frames: int, sigmas: Sequence[float] = (1.0, 0.5), loop: LoopKind = "blockwise", block: int = 3,
-          size: tuple[int, int] = (2, 4), batch: int = 1, prefix: int = 0, positions: int = 64, **changes: object) -> Sight:
+def sight(settings: PolicySettings, frames: int, sigmas: Sequence[float] = (1.0, 0.5), loop: LoopKind = "blockwise", *,
+          block: int = 3, size: tuple[int, int] = (2, 4), batch: int = 1, prefix: int = 0, positions: int = 64, layers: int = 2,
+          **changes: object) -> Sight:
     """A finished run over ``frames`` latent frames of ``size`` latent rows and columns."""
     noise = seeded_normal(0, (batch, 2, frames, *size))
     clean = seeded_normal(1, (batch, 2, prefix, *size)) if prefix else None
     plan = BlockwisePlan(noise, SigmaSchedule(tuple(sigmas)), block, SeededRenoise(0), clean, **changes)  # type: ignore[arg-type]
-    return Sight(settings, plan, loop, positions).go()
+    return Sight(settings, plan, loop, positions, layers).go()

@@ -88,8 +88,9 @@ def test_fps_must_be_positive(fps: float) -> None:
 
 
 def test_table_states_seconds_frame_and_latent_frame() -> None:
-    row = prompt_table(parse_prompt_lines("a\n2.5s: b", 16.0), 16.0).splitlines()[1]
-    assert row.split() == ["2.50", "s", "frame", "40", "latent", "10", "b"]
+    head, rule, first, second = prompt_table(parse_prompt_lines("a\n2.5s: b | c", 16.0), 16.0).splitlines()
+    assert head.count("|") == rule.count("|") == first.count("|") == second.count("|") == 5
+    assert [cell.strip() for cell in second.split("|")[1:-1]] == ["2.50", "40", "10", "b / c"]
 
 
 def test_settings_stay_themselves_in_a_deep_copy() -> None:

@@ -10,7 +10,9 @@ import torch
 
 from core.engine_tools import FULL, Probe, random_qkv, window
 from fastar_pack.fastar_core.attention import Attention
+from fastar_pack.fastar_core.context import Phase
 from fastar_pack.fastar_core.errors import FastARError
+from fastar_pack.fastar_core.policies.frame_cache import FrameCache
 from fastar_pack.kernels.registry import BackendError
 
 pytestmark = pytest.mark.cpu
@@ -49,6 +51,31 @@ def test_only_branches_of_the_call_commit() -> None:
     assert probe.run._policies["late"].end == 0
 
 
+def test_a_call_is_planned_once_per_branch(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned: list[int] = []
+    plain = FrameCache.begin
+    monkeypatch.setattr(FrameCache, "begin", lambda self, ctx: planned.append(ctx.start) or plain(self, ctx))
+    probe = Probe(FULL, 9, 3)
+    ctx = probe.ctx("denoise", 0, 3)
+    probe.run.begin(ctx)
+    policies = [probe.run.policy(branch) for branch in ("p", "n", "p", "n", "p")]
+    assert len(planned) == len(set(map(id, policies))) == 2
+    probe.run.end()
+    probe.block(0, 3)
+    assert len(planned) == 4
+
+
+@pytest.mark.parametrize(("phase", "end"), [("denoise", 0), ("clean", 3), ("prefill", 3)])
+def test_what_a_commit_makes_permanent(phase: Phase, end: int) -> None:
+    probe = Probe(FULL, 9, 3)
+    ctx = probe.ctx(phase, 0, 3)
+    probe.run.begin(ctx)
+    policy = probe.run.policy("p")
+    policy.commit(ctx)
+    assert policy.end == end
+    assert policy.committed_frames() == tuple(range(end))
+
+
 def test_report_counts_what_happened() -> None:
     probe = Probe(window(6), 9, 3)
     for start in (0, 3, 6):
@@ -67,13 +94,14 @@ def test_close_frees_every_tensor_and_undoes_in_reverse_order() -> None:
     probe.run.on_close(lambda: undone.append("first"))
     probe.run.on_close(lambda: undone.append("second"))
     probe.block(0, 3)
-    keys = weakref.ref(probe.policy._keys[0])
+    held, keys = probe.policy, weakref.ref(probe.policy._keys[0])
     probe.run.begin(probe.ctx("denoise", 3, 3))
     probe.run.attention.dense = lambda q, k, v: q
     assert keys() is not None
     probe.run.close()
     gc.collect()
-    assert keys() is None
+    assert keys() is None, "even though somebody still holds the policy"
+    assert held.committed_frames() == ()
     assert undone == ["second", "first"]
     assert probe.run.bytes() == 0
     assert probe.run.attention.dense is None

@@ -48,15 +48,16 @@ def make_slate() -> Tensor:
 
 @dataclass
 class Batch:
-    """clean [B,16,1+3(n-1),16,16], target [B,16,3m,16,16], sigma [B,m], ids [B*n,L], weight and kind [B,m]."""
+    """clean [B,16,1+3(n-1),16,16], target [B,16,3m,16,16], sigma [B,m], ids [B*n,L], kind [B,m], places [B,1+3n]."""
 
     layout: Layout
     clean: Tensor
     target: Tensor
     sigma: Tensor
     ids: Tensor
-    weight: Tensor
     kind: Tensor
+    places: Tensor
+    names: Tensor
 
 
 @dataclass(frozen=True)
@@ -88,12 +89,20 @@ def _starts(rng: random.Random, recipe: Recipe) -> tuple[list[int], tuple[int, .
     return starts, gaps
 
 
+def _places(image: bool, blocks: list[world.Block]) -> list[int]:
+    """Number of the place that each latent frame shows in full; -1 for the slate and the half-way frame of a slide."""
+    out = [world.NAMES.index(blocks[0].name) if image else -1]
+    for block in blocks:
+        out += [world.NAMES.index(block.name) if shift == world.SLIDE[-1] else -1 for shift in block.shifts()]
+    return out
+
+
 def draw_batch(bank: Bank, recipe: Recipe, seed: int) -> Batch:
     """A batch that depends on nothing but its recipe and seed."""
     rng = random.Random(seed)
     g = torch.Generator().manual_seed(seed)
     starts, gaps = _starts(rng, recipe)
-    clean, target, prompts, kinds = [], [], [], []
+    clean, target, prompts, kinds, places, names = [], [], [], [], [], []
     fillers = rng.choice(recipe.fillers)
     for _ in range(recipe.clips):
         image = rng.random() < recipe.image
@@ -112,7 +121,9 @@ def draw_batch(bank: Bank, recipe: Recipe, seed: int) -> Batch:
         clean.append(torch.cat((first[:, None], frames[:, :-BLOCK]), 1))
         target.append(frames[:, BLOCK * recipe.learn :])
         prompts += [block.prompt for block in blocks]
+        names.append([block.prompt.split().index(block.name) for block in blocks])
         kinds.append([KINDS.index(block.kind) for block in blocks[recipe.learn :]])
+        places.append(_places(start is not None, blocks))
     history = torch.stack(clean)
     level = torch.rand(recipe.clips, 1, 1, 1, 1, generator=g) * 0.12
     history[:, :, 1:] += level * torch.randn(history[:, :, 1:].shape, generator=g)
@@ -125,6 +136,7 @@ def draw_batch(bank: Bank, recipe: Recipe, seed: int) -> Batch:
         torch.stack(target),
         sigma,
         text.batch_ids(prompts, bank.words),
-        torch.ones(kind.shape),
         kind,
+        torch.tensor(places),
+        torch.tensor(names),
     )

@@ -81,10 +81,54 @@ def half_split(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value[order] if name.endswith(ends) else value for name, value in weights.items()}
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    """q [N, n, d] (scaled already), k and v [N, m, d], bias [N, 1, m]; plain products are fastest in bf16 on CPUs."""
+def attention_weights(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
+    """q [N, n, d] (scaled already), k [N, m, d], bias [N, 1, m]; plain products are fastest in bf16 on CPUs."""
     score = torch.bmm(q, k.transpose(1, 2))
-    return torch.bmm((score if bias is None else score + bias).softmax(-1), v)
+    return (score if bias is None else score + bias).softmax(-1)
+
+
+class Guide:
+    """Two hints that make the search by name form within minutes, each the mean of -log(weight in the right place).
+
+    Head 1 of the first cross-attentions: read the row of the name that the prompt is about. Head 0 of the middle
+    self-attentions: look at the same token in the frames of that place.
+    """
+
+    read_layers = (0, 1)
+    look_layers = (2, 3)
+
+    def __init__(self, places: Tensor, names: Tensor, first: int) -> None:
+        """places [B, frames]: place that each latent frame of the clip shows in full, -1 for none; names [B, blocks]:
+        text row of the name; first: number of the block with which the pass begins.
+        """
+        self.places, self.names, self.first = places, names, first
+        self.total, self.count = torch.zeros(()), 0
+        self.read, self.reads = torch.zeros(()), 0
+
+    def add(self, weights: Tensor, block: int) -> None:
+        """Self-attention weights [B*heads, 192, keys] of a noisy block whose last 192 keys are its own."""
+        batch, at = len(self.places), 1 + BLOCK * (self.first + block)
+        seen = weights.shape[-1] // FRAME - BLOCK
+        head = weights.unflatten(0, (batch, -1))[:, 0, :, : seen * FRAME].float()
+        same = head.reshape(batch, BLOCK, FRAME, seen, FRAME).diagonal(dim1=2, dim2=4)
+        shown = self.places[:, at : at + BLOCK]
+        match = self.places[:, :seen] == shown[:, -1:]
+        mass = (same * match[:, None, :, None]).sum(2)
+        use = match.any(1, keepdim=True) & (shown == shown[:, -1:])
+        self.total = self.total - ((mass + 1e-4).log().mean(-1) * use).sum()
+        self.count += int(use.sum())
+
+    def add_name(self, weights: Tensor, block: int) -> None:
+        """Cross-attention weights [B*heads, tokens, rows] of a chunk that belongs to `block`."""
+        head = weights.unflatten(0, (len(self.names), -1))[:, 1].float()
+        rows = self.names[:, self.first + block]
+        mass = head.gather(2, rows[:, None, None].expand(-1, head.shape[1], 1))
+        self.read = self.read - (mass + 1e-4).log().mean()
+        self.reads += 1
+
+    def mean(self) -> Tensor:
+        """Both hints [2]: look, read."""
+        return torch.stack((self.total / max(1, self.count), self.read / max(1, self.reads)))
 
 
 @dataclass
@@ -128,7 +172,12 @@ class TeacherForced:
     """Attention of one pass: clean blocks see earlier clean blocks and themselves, noisy blocks earlier clean ones."""
 
     def __init__(
-        self, layout: Layout, text_bias: Tensor, dtype: torch.dtype, past: Sequence[Pair] | None = None
+        self,
+        layout: Layout,
+        text_bias: Tensor,
+        dtype: torch.dtype,
+        past: Sequence[Pair] | None = None,
+        guide: Guide | None = None,
     ) -> None:
         """text_bias [B, blocks, L] for the prompts of all blocks; past: (k, v) of every layer, seen by all."""
         cos, sin = wan_plain.rope_table(layout.positions(), DIM // HEADS)
@@ -136,6 +185,7 @@ class TeacherForced:
         self.layout, self.past = layout, past
         self.bias = text_bias.to(dtype).repeat_interleave(HEADS, 0).unsqueeze(2)
         self.kept: list[Pair] = []
+        self.guide = guide
 
     def _rotate(self, x: Tensor) -> Tensor:
         even, odd = x.chunk(2, -1)
@@ -158,17 +208,22 @@ class TeacherForced:
             if number < clean:
                 end = base + number
             own_k, own_v = (torch.cat((*seen[:end], own[number]), 1) for seen, own in ((seen_k, ks), (seen_v, vs)))
-            out.append(softmax_attention(qs[number], own_k, own_v))
+            weights = attention_weights(qs[number], own_k)
+            if self.guide and layer in self.guide.look_layers and number >= clean:
+                self.guide.add(weights, owner)
+            out.append(torch.bmm(weights, own_v))
         return torch.cat(out, 1).unflatten(0, (batch, -1)).transpose(1, 2)
 
     def cross(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch = len(q)
         q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q * q.shape[-1] ** -0.5, k, v))
         ks, vs = (x.chunk(len(self.layout.starts), 1) for x in (k, v))
-        out = [
-            softmax_attention(part, ks[n], vs[n], self.bias[:, n])
-            for n, part in zip(self.layout.owners(), q.split(self.layout.sizes(), 1), strict=True)
-        ]
+        out = []
+        for owner, part in zip(self.layout.owners(), q.split(self.layout.sizes(), 1), strict=True):
+            weights = attention_weights(part, ks[owner], self.bias[:, owner])
+            if self.guide and layer in self.guide.read_layers:
+                self.guide.add_name(weights, owner)
+            out.append(torch.bmm(weights, vs[owner]))
         return torch.cat(out, 1).unflatten(0, (batch, -1)).transpose(1, 2)
 
 
@@ -181,13 +236,14 @@ def teacher_forced(
     text: Tensor,
     text_bias: Tensor,
     past: Sequence[Pair] | None = None,
+    guide: Guide | None = None,
 ) -> Tensor:
     """Velocity of the noisy blocks [B, C, 3*n, 16, 16].
 
     clean [B, C, clean frames, 16, 16], noisy [B, C, 3*n, 16, 16] for the n denoised blocks, sigma [B, n],
     text [B, blocks, L, 4096] with bias [B, blocks, L], past as `history_keys` returns it.
     """
-    plan = TeacherForced(layout, text_bias, noisy.dtype, past)
+    plan = TeacherForced(layout, text_bias, noisy.dtype, past, guide)
     frames = layout.clean_frames()
     t = torch.cat((sigma.new_zeros(len(sigma), frames), sigma.repeat_interleave(BLOCK, 1) * 1000), 1)
     v = wan_plain.wan_forward(
@@ -220,7 +276,7 @@ def history_keys(
     return plan.kept
 
 
-def velocity_loss(v: Tensor, noise: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Mean squared velocity error per block, weighted; v, noise, target [B, C, 3*n, h, w], weight [B, n]."""
-    error = F.mse_loss(v.float(), noise - target, reduction="none").unflatten(2, (-1, BLOCK)).mean((1, 3, 4, 5))
-    return (error * weight).sum() / weight.sum().clamp_min(1)
+def velocity_error(v: Tensor, noise: Tensor, target: Tensor) -> Tensor:
+    """Mean squared velocity error per block [B, n]; v, noise, target [B, C, 3*n, h, w]."""
+    error = F.mse_loss(v.float(), noise - target, reduction="none")
+    return error.unflatten(2, (-1, BLOCK)).mean((1, 3, 4, 5))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from demo import text
 from demo.data import KINDS, Bank, Batch, Recipe, draw_batch
-from demo.model import Layout, history_keys, init_model, teacher_forced, velocity_loss
+from demo.model import DIM, HEADS, Guide, Layout, history_keys, init_model, teacher_forced, velocity_error
 from demo.optim import Optimizer
 from demo.world import BLOCK
 
@@ -39,6 +39,21 @@ def recipe_at(step: int) -> Recipe:
         return MATCH if step % 4 else MIDDLE
     history = 5 + step * 7 % 12
     return (MATCH, MIDDLE, MATCH, replace(LONG, blocks=history + 3, learn=history))[step % 4]
+
+
+def hint_at(step: int) -> float:
+    """Weight of the attention hint: while the search by name forms, then fading out."""
+    return 0.1 * min(1.0, max(0.0, (1500 - step) / 300)) if step >= NAMES_FROM else 0.0
+
+
+NAMES_FROM = 848
+
+
+@torch.no_grad()
+def quiet_name_heads(params: dict[str, Tensor]) -> None:
+    """Before the heads that are to read names turn to them: weaken what they write, which was meant for faint rows."""
+    for layer in Guide.read_layers:
+        params[f"dit.blocks.{layer}.cross_attn.o.weight"][:, DIM // HEADS :] *= 0.1
 
 
 def rates_at(step: int, done: float) -> tuple[float, float]:
@@ -94,8 +109,8 @@ class Run:
             torch.save(value, file.with_suffix(".tmp"))
             file.with_suffix(".tmp").replace(file)
 
-    def loss(self, batch: Batch, seed: int, grad: bool) -> tuple[Tensor, Tensor]:
-        """Training loss and the error of the predicted clean latents per block [B, m]."""
+    def loss(self, batch: Batch, seed: int, grad: bool, hint: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Training loss, the error of the predicted clean latents per block [B, m], and the two hints."""
         low = {name: value.bfloat16() for name, value in self.params.items()}
         noise = torch.randn(batch.target.shape, generator=torch.Generator().manual_seed(seed)).bfloat16().float()
         level = batch.sigma.repeat_interleave(BLOCK, 1)[:, None, :, None, None]
@@ -108,9 +123,11 @@ class Run:
             before, frames = Layout(layout.starts[:cut], history=True), 1 + BLOCK * cut
             past = history_keys(dit, before, clean[:, :, :frames], rows[:, :cut].detach(), bias[:, :cut])
             layout, clean = Layout(layout.starts[cut:], lead=False), clean[:, :, frames:]
-        v = teacher_forced(dit, layout, clean, noisy, batch.sigma, rows[:, cut:], bias[:, cut:], past)
-        error = (v.detach().float() - (noise - batch.target)).square().unflatten(2, (-1, BLOCK)).mean((1, 3, 4, 5))
-        return velocity_loss(v, noise, batch.target, batch.weight), error * batch.sigma**2
+        guide = Guide(batch.places, batch.names, cut) if hint else None
+        v = teacher_forced(dit, layout, clean, noisy, batch.sigma, rows[:, cut:], bias[:, cut:], past, guide)
+        error = velocity_error(v, noise, batch.target)
+        hinted = guide.mean() if guide else torch.zeros(2)
+        return error.mean() + hint * hinted.sum(), error.detach() * batch.sigma**2, hinted.detach()
 
 
 class Meter:
@@ -119,9 +136,11 @@ class Meter:
     def __init__(self) -> None:
         self.errors: dict[int, list[float]] = defaultdict(list)
         self.losses: list[float] = []
+        self.hints: list[Tensor] = []
 
-    def add(self, loss: Tensor, error: Tensor, batch: Batch) -> None:
+    def add(self, loss: Tensor, error: Tensor, hinted: Tensor, batch: Batch) -> None:
         self.losses.append(float(loss.detach()))
+        self.hints.append(hinted)
         pure = batch.sigma == 1
         for kind, value in zip(batch.kind[pure].tolist(), error[pure].tolist(), strict=True):
             self.errors[kind].append(value)
@@ -133,8 +152,10 @@ class Meter:
         text_part = " ".join(f"{name} {value:.1f}" for name, value in decibel.items())
         self.errors.clear()
         loss = sum(self.losses) / len(self.losses)
+        look, read = torch.stack(self.hints).mean(0).tolist()
         self.losses.clear()
-        return f"loss {loss:.4f} | dB {text_part}"
+        self.hints.clear()
+        return f"loss {loss:.4f} look {look:.2f} read {read:.2f} | dB {text_part}"
 
 
 def train(run: Run, minutes: float, total: float) -> None:
@@ -145,11 +166,13 @@ def train(run: Run, minutes: float, total: float) -> None:
         step = run.optimizer.steps
         seed = run.seed * 1_000_003 + step
         recipe = recipe_at(step)
+        if step == NAMES_FROM:
+            quiet_name_heads(run.params)
         batch = draw_batch(run.bank, recipe, seed)
-        loss, error = run.loss(batch, seed, recipe.grad)
+        loss, error, hinted = run.loss(batch, seed, recipe.grad, hint_at(step))
         loss.backward()
         run.optimizer.step(*rates_at(step, run.minutes / total))
-        meter.add(loss, error, batch)
+        meter.add(loss, error, hinted, batch)
         run.minutes = before + (time.time() - began) / 60
         if time.time() - shown > 30:
             shown = time.time()

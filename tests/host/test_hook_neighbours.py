@@ -15,6 +15,7 @@ from core.engine_tools import HEADS, TEXT, tiny_weights
 from fastar_pack.fastar_core.errors import FastARError, UnsupportedError
 from fastar_pack.fastar_core.noise import seeded_normal
 from fastar_pack.fastar_core.policies.frame_cache import FrameCache
+from fastar_pack.fastar_core.runstate import RunState
 from host.host_tools import NOISE, build, options_of, prompt, sample, stream, tiny_model, with_forward_wrapper, with_option
 from tests_support import Host
 from tiny.wan_plain import dense_attention
@@ -128,6 +129,21 @@ def test_the_model_is_as_it_was_after_a_run(model: Any, noise: Tensor) -> None:
     assert (stream(model, noise, TEXTS[0]) - before).abs().max() > 1e-2
 
 
+def test_a_finished_run_holds_nothing(model: Any, noise: Tensor) -> None:
+    states: list[RunState] = []
+    sizes: list[int] = []
+    stream(
+        model,
+        noise,
+        TEXTS[0],
+        on_start=lambda state, plan: states.append(state),
+        on_step=lambda block, step, steps, x0: sizes.append(states[0].bytes()),
+    )
+    assert min(sizes) > 0
+    assert states[0].bytes() == 0
+    assert states[0].attention.dense is None
+
+
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others(model: Any, noise: Tensor) -> None:
     state = torch.get_rng_state()
     first = stream(model, noise, TEXTS[0], seed=4)
@@ -162,8 +178,17 @@ def test_a_broken_run_frees_its_cache_and_does_not_harm_the_next(how: str, model
             host_memory.interrupt_current_processing(True)
 
     expected = RuntimeError if how == "error" else host_memory.InterruptProcessingException
+    states: list[RunState] = []
     with pytest.raises(expected):
-        stream(with_forward_wrapper(model, count), noise, TEXTS[0], on_step=on_step)
+        stream(
+            with_forward_wrapper(model, count),
+            noise,
+            TEXTS[0],
+            on_step=on_step,
+            on_start=lambda state, plan: states.append(state),
+        )
+    assert states[0].bytes() == 0
+    assert states[0].attention.dense is None
     assert len(calls) == 4, "three steps and a clean pass, then no further call"
     gc.collect()
     assert [c for c in gc.get_objects() if type(c) is FrameCache and (c._keys or c._values)] == []

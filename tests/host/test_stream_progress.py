@@ -26,16 +26,16 @@ def parts(host: Host) -> tuple[Any, Any]:
 
 @pytest.fixture
 def bar(host: Host, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, Any, Any]]:
-    """(value, total, preview, node id) of every progress update of our node."""
+    """(value, total, preview, node id) of every progress update of our node, before the host thins them out."""
     import comfy.utils
 
     seen: list[tuple[int, int, Any, Any]] = []
 
-    def hook(value: int, total: int, preview: Any, node_id: Any = None) -> None:
-        if node_id == "42":
-            seen.append((value, total, preview, node_id))
+    def update(own: Any, value: int, total: int, preview: Any = None) -> None:
+        if own.node_id == "42":
+            seen.append((value, total, preview, own.node_id))
 
-    monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", hook)
+    monkeypatch.setattr(comfy.utils.ProgressBar, "update_absolute", update)
     return seen
 
 
@@ -96,7 +96,12 @@ def test_previewers_may_be_missing_or_broken(host: Host, parts: tuple[Any, Any],
 
 def test_each_block_is_announced(host: Host, parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[str, dict[str, Any], Any]] = []
-    instance = types.SimpleNamespace(send_sync=lambda name, data, sid=None: sent.append((name, data, sid)), client_id="me")
+    shown: list[str] = []
+    instance = types.SimpleNamespace(
+        client_id="me",
+        send_sync=lambda name, data, sid=None: sent.append((name, data, sid)),
+        send_progress_text=lambda text, node_id, sid=None: shown.append(text),
+    )
     server = types.SimpleNamespace(PromptServer=types.SimpleNamespace(instance=instance))
     monkeypatch.setitem(sys.modules, "server", server)
     sample(host, *parts, length=31, unique_id="7")
@@ -106,6 +111,7 @@ def test_each_block_is_announced(host: Host, parts: tuple[Any, Any], monkeypatch
     last = sent[-1][1]
     assert last == {"node": "7", "block": 3, "blocks": 3, "frames": 31, "total_frames": 31, "eta_seconds": 0}
     assert sent[0][1]["eta_seconds"] > 0
+    assert "block 2 of 3, frame 21 of 31" in shown[1]
 
 
 def test_one_line_at_the_start_and_one_at_the_end(host: Host, parts: Parts, caplog: pytest.LogCaptureFixture) -> None:

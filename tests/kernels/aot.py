@@ -18,7 +18,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-MATRIX = {"sm_80": "HMMA", "sm_86": "HMMA", "sm_89": "HMMA", "sm_90": "HGMMA", "sm_100": "UTCHMMA", "sm_120": "HMMA"}
+MATRIX = r"\b(?:HMMA|IMMA|HGMMA|IGMMA|QGMMA|UTCHMMA|UTCIMMA|UTCQMMA)\b"
+NEWEST = {"sm_90": r"\b[HIQ]GMMA\b", "sm_100": r"\bUTC[HIQ]MMA\b"}  # instructions of whole warp groups
 AMD_MATRIX = "v_mfma"
 
 
@@ -30,8 +31,7 @@ class Variant:
     kernel: Any
     types: Mapping[str, str]
     constants: Mapping[str, Any]
-    warps: int
-    stages: int
+    options: Mapping[str, int]
     divisible: tuple[str, ...] = ()
     matrix: bool = True  # its main work belongs on the matrix units
 
@@ -47,6 +47,7 @@ class Built:
     spills: int = 0
     shared: int = 0
     matrix: int = 0
+    newest: int = 0
     async_copies: int = 0
     descriptor_loads: int = 0
     notes: list[str] = field(default_factory=list)
@@ -71,8 +72,7 @@ def compiled(variant: Variant, arch: str) -> Any:
     places = {(names.index(name),): value for name, value in variant.constants.items()}
     hints = {(names.index(name),): [["tt.divisibility", 16]] for name in variant.divisible if name in variant.types}
     source = ASTSource(fn=variant.kernel, signature=signature, constexprs=places, attrs=hints)
-    options = {"num_warps": variant.warps, "num_stages": variant.stages}
-    return triton.compile(source, target=target(arch), options=options)
+    return triton.compile(source, target=target(arch), options=dict(variant.options))
 
 
 def build(variant: Variant, arch: str) -> Built:
@@ -101,7 +101,8 @@ def _read_nvidia(built: Built, cubin: bytes) -> None:
         raise ValueError(f"{built.variant} on {built.arch}: no resource usage in {usage!r}")
     built.registers, built.stack = int(found.group(1)), int(found.group(2))
     built.spills = len(re.findall(r"\b(?:LDL|STL)\b", sass))
-    built.matrix = len(re.findall(rf"\b{MATRIX[built.arch]}\b|\bIMMA\b|\bQGMMA\b|\bIGMMA\b|\bUTCIMMA\b", sass))
+    built.matrix = len(re.findall(MATRIX, sass))
+    built.newest = len(re.findall(NEWEST[built.arch], sass)) if built.arch in NEWEST else 0
     built.async_copies = len(re.findall(r"\bLDGSTS\b", sass))
     built.descriptor_loads = len(re.findall(r"\bUTMALDG\b", sass))
 

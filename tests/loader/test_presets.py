@@ -15,6 +15,7 @@ from fastar_pack.fastar_core.errors import ConfigError
 from fastar_pack.fastar_core.presets import (
     Preset,
     check_block,
+    check_cfg,
     check_length,
     check_model,
     check_prefix,
@@ -58,15 +59,27 @@ def test_unwarped_lists_read_the_nearest_entry_and_keep_their_timesteps() -> Non
     assert warped.timesteps is None
 
 
-def test_the_table_holds_every_family_and_offers_only_what_can_be_sampled() -> None:
-    offered = {
-        "self_forcing", "causal_forcing_chunkwise", "causal_forcing_framewise_4step", "causal_forcing_framewise_2step",
-        "causal_forcing_framewise_1step", "demo",
-    }  # fmt: skip
-    later = {"rolling_forcing", "causal_forcing_longvideo", "longlive1", "causvid", "krea"}
-    assert offered <= set(preset_keys())
-    assert offered | later == set(preset_keys(available_only=False))
-    assert {get_preset(key).driver for key in preset_keys()} <= {"blockwise", "rolling", "recache"}
+def test_a_last_step_of_0_is_told_as_such_with_the_sigma_of_the_last_table_entry() -> None:
+    got = schedule(get_preset("krea"))
+    assert got.timesteps == pytest.approx((1000.0, 937.5, 833.333, 625.0, 0.0), abs=1e-3)
+    assert got.sigmas[:4] == schedule(SELF).sigmas
+    assert got.sigmas[4] == pytest.approx(0.00498, abs=5e-6)
+    with pytest.raises(ConfigError, match="raw step 0"):
+        schedule(replace(get_preset("krea"), raw_steps=(1000, 0, 250)))
+
+
+def test_teachers_take_evenly_spaced_steps() -> None:
+    for key in ("self_forcing_teacher", "causal_forcing_teacher"):
+        row = get_preset(key)
+        assert (row.solver, row.num_steps, row.cfg, len(schedule(row).sigmas)) == ("unipc", 50, 3.0, 50)
+        assert schedule(row).timesteps[:2] == (999.0, 995.0)  # type: ignore[index]
+
+
+def test_the_table_holds_every_family_and_offers_them() -> None:
+    assert preset_keys() == preset_keys(available_only=False) == (
+        "self_forcing", "self_forcing_teacher", "causal_forcing_chunkwise", "causal_forcing_framewise_4step",
+        "causal_forcing_framewise_2step", "causal_forcing_framewise_1step", "causal_forcing_teacher", "causal_forcing_longvideo",
+        "rolling_forcing", "longlive1", "longlive1_infinity", "causvid", "krea", "demo")
 
 
 @pytest.mark.parametrize(("key", "raw", "first", "block", "ema"), [
@@ -86,13 +99,19 @@ def test_rows(key: str, raw: tuple[int, ...], first: tuple[int, ...] | None, blo
     assert row.clean_pass
 
 
-def test_rows_of_later_families() -> None:
-    assert (RF.raw_steps, RF.window_frames, RF.cache_frames, RF.sink_frames) == ((1000, 800, 600, 400, 200), 21, 24, 3)
-    assert (RF.driver, RF.positions, RF.max_frames_trained) == ("rolling", "anchor", 27)
-    assert (LONG.window_frames, LONG.sink_frames, LONG.use_ema, LONG.driver) == (12, 3, False, "recache")
+def test_rows_of_other_loops() -> None:
+    long_video, infinity = get_preset("causal_forcing_longvideo"), get_preset("longlive1_infinity")
+    assert (RF.raw_steps, RF.window_frames, RF.sink_frames) == ((1000, 800, 600, 400, 200), 21, 3)
+    assert (RF.loop, RF.positions, RF.max_frames_trained) == ("rolling", "anchor", 27)
+    assert (long_video.raw_steps, long_video.window_frames, long_video.loop) == ((1000, 750, 500, 250), 21, "rolling")
+    assert (LONG.window_frames, LONG.sink_frames, LONG.recache_frames, LONG.use_ema, LONG.loop) == (12, 3, 12, False, "blockwise")
+    assert infinity == replace(LONG, key=infinity.key, label=infinity.label, name_hints=infinity.name_hints, notes=infinity.notes,
+                               limits=infinity.limits, positions="slot", max_frames_trained=None)
     krea, causvid = get_preset("krea"), get_preset("causvid")
-    assert (krea.window_frames, krea.positions, krea.clean_pass, krea.driver) == (6, "slot", False, "recompute")
+    assert (krea.window_frames, krea.positions, krea.clean_pass) == (6, "slot", False)
+    assert (krea.rollout_frames, krea.context_frames, krea.raw_steps) == (6, 3, (1000, 750, 500, 250, 0))
     assert (causvid.shift, causvid.warped, causvid.raw_steps) == (8.0, False, (1000, 757, 522))
+    assert (causvid.window_frames, causvid.rollout_frames, causvid.context_frames) == (None, 21, 3)
 
 
 @pytest.mark.parametrize(("name", "key"), [
@@ -110,6 +129,8 @@ def test_rows_of_later_families() -> None:
     ("LongLive-1.3B/models/longlive_base.pt", "longlive1"),
     ("CausVid/autoregressive_checkpoint/model.pt", "causvid"),
     ("krea-realtime-video-14b.safetensors", "krea"),
+    ("Causal-Forcing/chunkwise/ar_diffusion.pt", "causal_forcing_teacher"),
+    ("longlive_infinity.safetensors", "longlive1_infinity"),
     ("fastar_demo.safetensors", "demo"),
     ("causal_forcing.pt", None),
     ("Causal-Forcing/framewise/ar_diffusion.pt", None),
@@ -134,7 +155,7 @@ def test_resolving_the_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     preset, (warning,) = resolve_preset("self_forcing", "framewise-2step.pt")
     assert preset is SELF
     assert "speak of 'causal_forcing_framewise_2step'" in warning
-    with pytest.raises(ConfigError, match=r"model\.pt say which family it is; choose preset: self_forcing, causal_"):
+    with pytest.raises(ConfigError, match=r"model\.pt say which family it is; choose preset: self_forcing, self_"):
         resolve_preset("auto", "model.pt")
     unavailable = {key: replace(get_preset(key), available=key != "rolling_forcing") for key in preset_keys(False)}
     monkeypatch.setattr(presets, "_table", lambda: unavailable)
@@ -153,11 +174,19 @@ def test_block_and_length_checks() -> None:
     assert "a window of 9 to 12" in check_length(SELF, 22)[0]
     assert check_length(LONG, 240) == []
     assert "a window of 9" not in check_length(LONG, 241)[0]
+    assert check_length(get_preset("causvid"), 300) == [], "every roll-out is as long as the trained video"
+
+
+def test_cfg_checks() -> None:
+    teacher = get_preset("self_forcing_teacher")
+    assert check_cfg(SELF, 1.0) == check_cfg(teacher, 3.0) == check_cfg(teacher, 5.0) == []
+    assert "set cfg to 1" in check_cfg(SELF, 3.0)[0]
+    assert "set cfg to 3 and connect a negative" in check_cfg(teacher, 1.0)[0]
 
 
 @pytest.mark.parametrize(("window", "sink", "block", "words"), [
     (None, 0, 3, None), (9, 0, 3, None), (12, 3, 3, None), (6, 0, 3, None), (2, 0, 1, None),
-    (2, 0, 3, "window 2 is smaller than sink 0 + block 3"), (5, 3, 3, "window 5 is smaller than sink 3 + block 3"),
+    (2, 0, 3, "window 2 is smaller than sink 0 + the own block 3"), (5, 3, 3, "window 5 is smaller than sink 3 + the own block 3"),
     (5, 0, 3, "does not hold one whole block of recent history"), (6, 3, 3, "9 or more keeps motion smooth"),
 ])  # fmt: skip
 def test_window_checks(window: int | None, sink: int, block: int, words: str | None) -> None:
@@ -165,6 +194,9 @@ def test_window_checks(window: int | None, sink: int, block: int, words: str | N
     assert len(warnings) == (words is not None)
     assert words is None or words in warnings[0]
     assert "wider than the 12 latent frames" in check_window(LONG, 15, 3, 3)[0]
+    assert check_window(RF, 21, 3, 3, own=15) == []
+    assert "the rolling window 15; 21 or more" in check_window(RF, 18, 3, 3, own=15)[0]
+    assert "sink 3 + the rolling window 15: no room" in check_window(RF, 17, 3, 3, own=15)[0]
 
 
 def test_prefix_checks() -> None:
@@ -186,7 +218,9 @@ def test_model_checks() -> None:
 @pytest.mark.parametrize(("change", "words"), [
     ({"blok": 3}, "unknown entries: blok"), ({"block": 0}, "must be there and positive"),
     ({"block": None}, "incomplete"),
-    ({"driver": "other"}, "driver is 'other', expected one of blockwise"), ({"raw_steps": []}, "must be there"),
+    ({"loop": "other"}, "loop is 'other', expected one of blockwise"), ({"raw_steps": []}, "must be there"),
+    ({"solver": "unipc"}, "num_steps for unipc"), ({"solver": "euler"}, "solver is 'euler'"),
+    ({"rollout_frames": 6}, "belong together"), ({"clean_pass": False}, "without a clean pass needs them"),
 ])  # fmt: skip
 def test_a_wrong_row_is_refused(change: dict[str, object], words: str) -> None:
     row = json.loads(Path(presets.__file__).with_name("presets.json").read_text(encoding="utf-8"))["self_forcing"]
@@ -200,5 +234,5 @@ def test_rows_carry_what_a_user_reads() -> None:
     for key in preset_keys(available_only=False):
         row = get_preset(key)
         assert isinstance(row, Preset)
-        assert min(len(row.label), len(row.notes)) > 15
+        assert min(len(row.label), len(row.notes), len(row.limits)) > 15
         assert row.name_hints

@@ -40,7 +40,7 @@ def test_the_defaults_load_and_fit_each_other(host: Host) -> None:
     assert pixels.shape[-3:] == (slate.shape[3] * 8, slate.shape[4] * 8, 3)
     assert pixels.std() > 0.1
     assert (vae.encode(pixels[0]) - slate).std() < 0.2 * slate.std()  # the clamp to 0..1 costs a little
-    prompts, _ = host.nodes["FastARPrompts"]().encode(clip, "at oslo\n48: at mira", 16.0)
+    prompts, _, _ = host.nodes["FastARPrompts"]().encode(clip, "at oslo\n48: at mira", 16.0)
     assert [frame for frame, _ in prompts] == [0, 12]
     first, second = (conditioning[0][0] for _, conditioning in prompts)
     assert first.shape == second.shape == (1, 512, 4096)
@@ -52,3 +52,16 @@ def test_a_file_of_another_part_is_refused_by_name(host: Host, node_id: str) -> 
     wrong = choices(host, node_id)[-1]
     with pytest.raises(CheckpointError, match="demo model"):
         load(host, node_id, wrong)
+
+
+def test_the_pictures_are_scenes_of_the_demo_size(host: Host) -> None:
+    node = host.nodes["FastARDemoPicture"]
+    listed = node.INPUT_TYPES()["required"]["picture"][0]
+    assert listed
+    for name in listed:
+        (image,) = node().load(name)
+        assert image.shape == (1, 128, 128, 3)
+        assert image.dtype == torch.float32
+        assert 0 <= image.min() < 0.5 < image.max() <= 1
+    with pytest.raises(FileNotFoundError, match="nowhere.png"):
+        node().load("../nowhere.png")

@@ -26,10 +26,11 @@ class RecordingClip:
 
 def test_each_text_is_encoded_once_and_keeps_its_frame() -> None:
     clip = RecordingClip()
-    prompts, table = FastARPrompts().encode(clip, "at lake\n48: at hill\n96: at lake", 16.0)
+    prompts, table, first = FastARPrompts().encode(clip, "at lake\n48: at hill\n96: at lake", 16.0)
     assert prompts == [(0, [["<at lake>", {}]]), (12, [["<at hill>", {}]]), (24, [["<at lake>", {}]])]
     assert clip.texts == ["at lake", "at hill"]
-    assert len(table.splitlines()) == 3
+    assert len(table.splitlines()) == 2 + 3
+    assert first is prompts[0][1]
 
 
 def test_syntax_errors_are_reported_before_the_run() -> None:

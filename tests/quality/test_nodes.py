@@ -22,6 +22,7 @@ PUBLISHED = {
     "FastARDemoVAE",
     "FastARDemoText",
     "FastARDemoSlate",
+    "FastARDemoPicture",
 }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .setup import Setup, browser_environment, newer_environment
+from .setup import Setup, browser_environment, main_environment, newer_environment
 
 Environment = dict[str, str]
 
@@ -29,7 +29,7 @@ LANES = (
     Lane(
         "main",
         "everything, on ComfyUI 0.3.75 in process and as a server",
-        Setup.host_environment,
+        main_environment,
         ("tests",),
         left_out=("tests/browser",),
         slow=("tests/runner/test_host_server.py",),

@@ -32,13 +32,24 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(locate.HOST_VARIABLE, raising=False)
 
 
-@pytest.fixture(scope="session")
-def host_folder() -> Path:
-    """The ComfyUI under test."""
+def comfyui_under_test() -> Path:
+    """What FASTAR_TEST_HOST names; skips the test without it."""
     named = os.environ.get("FASTAR_TEST_HOST")
     if not named:
         pytest.skip("FASTAR_TEST_HOST is not set to a ComfyUI checkout")
     return Path(named)
+
+
+@pytest.fixture(scope="session")
+def host_folder() -> Path:
+    """The ComfyUI under test."""
+    return comfyui_under_test()
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The same for tests of the runner alone: by their fixture's name they are left out of the lanes of other hosts."""
+    return comfyui_under_test()
 
 
 @pytest.fixture(scope="session")

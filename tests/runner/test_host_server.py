@@ -168,8 +168,8 @@ def long_flow(folder: Path) -> str:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX systems")
-def test_ctrl_c_interrupts_the_run_and_stops_our_server(host_folder: Path, tmp_path: Path) -> None:
-    line, environ = command(host_folder, tmp_path / "cache", long_flow(tmp_path), "--json")
+def test_ctrl_c_interrupts_the_run_and_stops_our_server(checkout: Path, tmp_path: Path) -> None:
+    line, environ = command(checkout, tmp_path / "cache", long_flow(tmp_path), "--json")
     child = subprocess.Popen(line, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     logs, end = tmp_path / "cache" / "logs", time.monotonic() + 180
     while not any("got prompt" in log.read_text(encoding="utf-8") for log in logs.glob("server-*.log")):
@@ -189,8 +189,9 @@ def test_ctrl_c_interrupts_the_run_and_stops_our_server(host_folder: Path, tmp_p
 
 
 def test_one_command_starts_the_host_and_saves_the_video(host_folder: Path, tmp_path: Path) -> None:
-    """The whole way, and nothing changes in the installation but its output folder, which is not used here."""
-    flow = write(tmp_path, {"2": IMAGE, "3": VIDEO, "4": SAVE})
+    """The whole way, and nothing changes in the installation but that its output folder holds the result."""
+    save = {**SAVE, "inputs": {**SAVE["inputs"], "filename_prefix": "fastar_runner_test"}}
+    flow = write(tmp_path, {"2": IMAGE, "3": VIDEO, "4": save})
     target = tmp_path / "out.mp4"
     line, environ = command(host_folder, tmp_path / "cache", flow, "--output", str(target), "--json")
     before = snapshot(host_folder)
@@ -200,7 +201,7 @@ def test_one_command_starts_the_host_and_saves_the_video(host_folder: Path, tmp_
     assert result["frames"] == 9 == video_frames(target)
     assert f"ComfyUI {locate.version_of(host_folder)} in {host_folder}" in done.stderr
     for path in snapshot(host_folder) - before:
-        assert path.startswith("output"), path
+        assert path.startswith("output/fastar_runner_test"), path
         (host_folder / path).unlink()
 
 

@@ -134,6 +134,17 @@ def test_the_newer_host_is_found_by_its_version(tmp_path: Path, monkeypatch: pyt
     assert setup.newer_host() == new
 
 
+def test_the_main_lane_knows_both_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = fake_setup(tmp_path)
+    monkeypatch.setattr(Path, "expanduser", lambda path: tmp_path / "none")
+    assert setup.main_environment(made) == {"FASTAR_TEST_HOST": str(made.cache.host)}
+    new = make_host(tmp_path / "none", version="0.27.0")
+    environ = setup.main_environment(made)
+    assert (environ["FASTAR_TEST_HOST"], environ["FASTAR_TEST_HOST_27"]) == (str(made.cache.host), str(new))
+    assert (Path(environ["PYTHONPATH"]) / "torchaudio" / "__init__.py").is_file()
+    assert setup.newer_environment(made)["FASTAR_TEST_HOST"] == str(new)
+
+
 def test_the_browser_is_not_installed_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(setup.shutil, "which", lambda name: None)
     with pytest.raises(setup.LaneSkippedError, match="--offline"):

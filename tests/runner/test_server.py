@@ -93,6 +93,20 @@ def test_a_taken_port_is_tried_again(tmp_path: Path, cache: Cache, monkeypatch: 
         assert running.alive
 
 
+def test_old_logs_and_leftovers_go(tmp_path: Path, cache: Cache) -> None:
+    old = cache.made("runs", "run-old")
+    fresh = cache.made("runs", "run-fresh")
+    os.utime(old, (0, 0))
+    for number in range(15):
+        log = cache.made("logs") / f"server-{number:02d}.log"
+        log.touch()
+        os.utime(log, (number, number))
+    server.Server(prepared_host(tmp_path / "host"), cache, Talk(stream=io.StringIO())).stop()
+    assert not old.exists()
+    assert fresh.exists()
+    assert sorted(path.stem for path in cache.logs.iterdir()) == [f"server-{number:02d}" for number in range(5, 15)]
+
+
 DRIVER = """
 import pathlib, runpy, sys, time
 sys.path[:0] = [sys.argv[1], sys.argv[2]]

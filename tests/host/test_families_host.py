@@ -1,0 +1,320 @@
+"""Every family on a real host: published file -> loader node -> sampler node, equal to the plain engine and on both hosts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from fastar_pack.fastar_core.context import FwdCtx
+from fastar_pack.fastar_core.drivers import BlockwisePlan, run_plan
+from fastar_pack.fastar_core.errors import ConfigError
+from fastar_pack.fastar_core.noise import SeededRenoise
+from fastar_pack.fastar_core.policies import PolicySettings
+from fastar_pack.fastar_core.presets import get_preset, schedule
+from fastar_pack.fastar_core.run_choice import choose_policy, choose_run
+from fastar_pack.fastar_core.stream_choice import draw_noise
+from host.family_runs import FAMILIES, SEED, WEIGHTS, Family, all_runs, load, merged, run, text
+from host.host_tools import build
+from host.stream_parts import tiny_wan_vae
+from tests_support import Host
+from tiny.golden import RUN_TOLERANCE, Golden, load_golden
+from tiny.plain_engine import PlainEngine
+from tiny.wan_plain import wan_forward
+
+pytestmark = pytest.mark.cpu
+OTHER_HOST = "FASTAR_TEST_HOST_27"
+WINDOW = PolicySettings("sink_window", 12, 3)
+
+
+@pytest.fixture(scope="module")
+def vae(host: Host) -> Any:
+    return tiny_wan_vae()
+
+
+# -- golden A5 through the guider that changes prompts ----------------------------------------------------------------------
+
+
+def switched(golden: Golden, settings: PolicySettings, **changes: Any) -> tuple[Tensor, dict[str, Any], list[tuple[str, int, int]]]:
+    from fastar_pack.nodes.host.guider import StreamGuider
+    from fastar_pack.nodes.host.sampling import StreamRequest, make_stream_sampler
+
+    patcher = build(golden.weights, golden.meta["heads"], golden.meta["text_dim"])
+    texts = [[[golden.tensors[key], {}]] for key in sorted(golden.tensors) if key.startswith("text.")]
+    starts = [0, *golden.meta["switch_frames"]]
+    guider = StreamGuider(patcher, list(zip(starts, texts)))
+    report: dict[str, Any] = {}
+    told: list[Any] = []
+
+    def on_call(prompt_id: Any) -> None:
+        told.append(prompt_id)
+        guider.use(prompt_id)
+
+    request = StreamRequest(settings, golden.schedule, golden.meta["block"], 0, renoise=golden.renoise, prompt_at=guider.prompt_at,
+                            clean_last=True, recache_frames=12, on_call=on_call, report=report)
+    for name, value in changes.items():
+        setattr(request, name, value)
+    with torch.no_grad():
+        out = guider.sample(golden.tensors["noise"].clone(), torch.zeros_like(golden.tensors["noise"]),
+                            make_stream_sampler(request), torch.tensor([1.0, 0.0]), seed=0)
+    report["prompts"] = [starts.index(prompt) for prompt in told]
+    return patcher.model.process_latent_in(out), report, told
+
+
+def test_golden_prompt_switch_through_the_guider(host: Host) -> None:
+    golden = load_golden("A5")
+    out, report, _ = switched(golden, WINDOW)
+    assert (out - golden.tensors["out"]).abs().max() < RUN_TOLERANCE
+    assert report["prompts"] == [call["prompt"] for call in golden.calls]
+    assert report["model_calls"]["recache"] == 2
+
+
+@pytest.mark.parametrize(("settings", "changes"), [
+    (replace(WINDOW, recache="drop"), {}), (WINDOW, {"recache_frames": None}), (WINDOW, {"prompt_at": lambda frame: 0}),
+    (replace(WINDOW, positions="slot"), {}), (WINDOW, {"rebuild": True}),
+])
+def test_wrong_switches_are_far_from_golden(settings: PolicySettings, changes: dict[str, Any], host: Host) -> None:
+    golden = load_golden("A5")
+    out, _, _ = switched(golden, settings, **changes)
+    assert (out - golden.tensors["out"]).abs().max() > 0.1
+
+
+def test_every_layer_reads_the_current_prompt(host: Host) -> None:
+    """Keys of the host's cross-attention, seen by an override that was there before us, are those of the call's prompt."""
+    from fastar_pack.nodes.host import guider as guider_module
+
+    golden = load_golden("A5")
+    texts = [golden.tensors[key] for key in sorted(golden.tensors) if key.startswith("text.")]
+    seen: list[Tensor] = []
+    want = [cross_keys(golden, row) for row in texts]
+    plain = guider_module.StreamGuider.predict_noise
+
+    def predict(self: Any, x: Any, timestep: Any, model_options: Any = None, seed: Any = None) -> Any:
+        options = model_options["transformer_options"]
+        ours = options["optimized_attention_override"]
+
+        def watch(func: Any, q: Tensor, k: Tensor, v: Tensor, heads: int, *args: Any, **kwargs: Any) -> Tensor:
+            if k.shape[1] == texts[0].shape[1]:
+                seen.append(k.detach().clone())
+            return ours(func, q, k, v, heads, *args, **kwargs)
+
+        ours_only = {**options, "optimized_attention_override": Same(watch, ours)}
+        return plain(self, x, timestep, {**model_options, "transformer_options": ours_only}, seed)
+
+    class Same:
+        """Acts as ``watch`` and compares equal to ``ours``: the hook checks that nobody replaced it."""
+
+        def __init__(self, function: Any, twin: Any) -> None:
+            self.function, self.twin = function, twin
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return self.function(*args, **kwargs)
+
+        def __eq__(self, other: object) -> bool:
+            return bool(other == self.twin)
+
+        def __ne__(self, other: object) -> bool:
+            return not self == other
+
+        __hash__ = None  # type: ignore[assignment]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guider_module.StreamGuider, "predict_noise", predict)
+        _, report, _ = switched(golden, WINDOW)
+    layers = len(want[0])
+    assert len(seen) == layers * len(golden.calls)
+    for i, keys in enumerate(seen):
+        prompt = golden.calls[i // layers]["prompt"]
+        assert (keys - want[prompt][i % layers]).abs().max() < 1e-4, f"call {i // layers}, layer {i % layers}"
+    assert all((a - b).abs().max() > 1e-2 for a, b in zip(want[0], want[1]))
+
+
+def cross_keys(golden: Golden, rows: Tensor) -> list[Tensor]:
+    """Keys of every layer's cross-attention for these prompt rows, from the weights alone."""
+    from tiny.wan_plain import embed_text
+
+    text_rows, found = embed_text(golden.weights, rows), []
+    for layer in range(golden.meta["layers"]):
+        name = f"blocks.{layer}.cross_attn"
+        key = torch.nn.functional.linear(text_rows, golden.weights[name + ".k.weight"], golden.weights[name + ".k.bias"])
+        found.append(torch.nn.functional.rms_norm(key, key.shape[-1:], golden.weights[name + ".norm_k.weight"], 1e-6))
+    return found
+
+
+# -- from a published file to a video ---------------------------------------------------------------------------------------
+
+
+class Guided(PlainEngine):
+    """The plain engine with cfg over two prompts, each with a cache of its own."""
+
+    cfg = 3.0
+
+    def velocity(self, x: Tensor, ctx: FwdCtx) -> Tensor:
+        branches = {}
+        for branch, rows in zip(("positive", "negative"), self.prompts):
+            policy = self.run.policy(branch)
+            t = torch.tensor(ctx.timesteps)[None]
+            branches[branch] = wan_forward(self.weights, x, t, rows, num_heads=1,
+                                           attend=lambda layer, *qkv, policy=policy: policy.attend(layer, *qkv, ctx))
+        return branches["negative"] + self.cfg * (branches["positive"] - branches["negative"])
+
+
+def plain_run(family: Family, vae: Any, latent_format: Any) -> Tensor:
+    """The same video without host, loader or nodes; only the VAE (and the scale of its space) is the host's."""
+    preset = get_preset(family.key)
+    policy = choose_policy(family.options.get("cache", "preset"), 9, 3, preset, None)
+    switch = family.options.get("prompt_switch", "preset")
+    one = choose_run(preset, policy, len(schedule(preset).sigmas), switch, family.switch is not None)
+    noise = draw_noise(SEED, (1, 16, family.latents, 4, 6), 0, preset)
+    made: list[Tensor] = []
+
+    def anchor(pixel_from_end: int) -> Tensor:
+        pictures = vae.decode(latent_format.process_out(torch.cat(made, 2)))
+        return latent_format.process_in(vae.encode(pictures[0, -pixel_from_end][None]))
+
+    prompts = [text(1)[0][0], text(3 if family.switch else 2)[0][0]]
+    kind = Guided if family.cfg != 1 else PlainEngine
+    engine = kind(merged() if family.lora else WEIGHTS, prompts, 1, tuple(noise.shape), one.block, one.policy)
+    plan = BlockwisePlan(noise, schedule(preset), one.block, SeededRenoise(SEED), recache_frames=one.recache_frames,
+                         rebuild=one.rebuild, restart=None if one.restart is None else replace(one.restart, anchor=anchor),
+                         solver=one.solver, prompt_at=lambda frame: int(family.switch is not None and frame >= family.switch))
+    for done in run_plan(one.loop, engine, plan):
+        made.append(done.latent)
+    return latent_format.process_out(torch.cat(made, 2))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_a_published_file_becomes_a_video(name: str, host: Host, vae: Any) -> None:
+    import comfy.latent_formats
+
+    family = FAMILIES[name]
+    latent, images, told, loaded = run(host, family, vae)
+    report = json.loads(told)
+    assert latent.shape == (1, 16, family.latents, 4, 6)
+    assert images.shape == (family.length, 32, 48, 3)
+    assert torch.isfinite(latent).all()
+    assert torch.isfinite(images).all()
+    assert latent.std() > 0.1
+    assert report["settings"]["preset"] == family.key
+    assert f"preset: {family.key}" in loaded
+    assert report["counts"]["model_calls"] == family.calls
+    assert report["counts"]["branches"] == (2 if family.cfg != 1 else 1)
+    want = plain_run(family, vae, comfy.latent_formats.Wan21())
+    assert (latent - want).abs().max() < 20 * RUN_TOLERANCE, "the published layout, through loader and nodes"
+    assert (latent[:, :, :3] - want.roll(3, 2)[:, :, :3]).abs().max() > 0.1
+
+
+def test_files_say_what_was_ignored_and_refuse_what_is_missing(host: Host) -> None:
+    from fastar_pack.fastar_core.errors import CheckpointError
+
+    _, report = load(host, FAMILIES["causvid"])
+    assert "ignored" in report
+    assert "discriminator" in report or "_cls_pred_branch" in report
+    for name in ("krea", "rolling_forcing", "longlive1"):
+        family = FAMILIES[name]
+
+        def broken(family: Family = family) -> Any:
+            content = dict(family.content())
+            entry = next((key for key in content if isinstance(content[key], dict)), None)
+            inner = dict(content[entry]) if entry else content
+            inner.pop(next(key for key in inner if key.endswith("blocks.1.ffn.0.weight") or key.endswith("ffn.0.weight")))
+            return {**content, entry: inner} if entry else inner
+
+        with pytest.raises(CheckpointError, match="missing"):
+            load(host, replace(family, content=broken))
+
+
+@pytest.mark.parametrize(("name", "other"), [("longlive1", "longlive1_infinity"), ("rolling_forcing", "rolling_forcing extended")])
+def test_rules_differ_once_frames_leave(name: str, other: str, host: Host, vae: Any) -> None:
+    first, second = (run(host, replace(FAMILIES[key], switch=None), vae)[0] for key in (name, other))
+    same = 12 if "longlive" in name else 9
+    assert (first[:, :, :same] - second[:, :, :same]).abs().max() < 1e-3
+    assert (first[:, :, same:] - second[:, :, same:]).abs().max() > 1e-2
+
+
+def test_frames_before_a_switch_are_those_without_it(host: Host, vae: Any) -> None:
+    for name in ("longlive1", "longlive1 rebuilt"):
+        family = FAMILIES[name]
+        switch, plain = run(host, family, vae)[0], run(host, replace(family, switch=None), vae)[0]
+        assert torch.equal(switch[:, :, :15], plain[:, :, :15])
+        assert (switch[:, :, 15:18] - plain[:, :, 15:18]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("name", ["krea", "causvid"])
+def test_an_anchor_is_the_decoded_frame_encoded_again(name: str, host: Host, vae: Any) -> None:
+    """Batch of two, decode asked for at the end: it happens between the blocks all the same, and says why."""
+    family = FAMILIES[name]
+    latent, _, told, _ = run(host, family, vae, batch_size=2, decode="at the end")
+    report = json.loads(told)
+    assert report["decode"]["mode"] == "between blocks"
+    assert "encodes a decoded frame again" in report["decode"]["reason"]
+    assert latent.shape[0] == 2
+    assert (latent[0] - latent[1]).abs().max() > 0.1
+    short = replace(family, latents=6)
+    assert json.loads(run(host, short, vae, decode="at the end")[2])["decode"]["mode"] == "at the end"
+
+
+def test_a_vae_that_cannot_stream_is_refused_where_frames_are_encoded_again(host: Host, vae: Any, monkeypatch: Any) -> None:
+    from fastar_pack.nodes.host import stream_job
+
+    found = stream_job.probe(vae, 3)
+    monkeypatch.setattr(stream_job, "probe", lambda given, block: replace(found, kind="whole", line="this VAE decodes as a whole"))
+    with pytest.raises(ConfigError, match="Krea Realtime 14B .* encodes a decoded frame again .*connect the Wan 2.1 VAE"):
+        run(host, FAMILIES["krea"], vae)
+
+
+def test_the_plain_sampler_runs_families_or_says_why_not(host: Host, vae: Any) -> None:
+    from comfy_extras import nodes_custom_sampler as custom
+
+    def sampled(name: str, latents: int) -> Tensor:
+        family = FAMILIES[name]
+        model, _ = load(host, family)
+        guider = custom.CFGGuider.execute(model, text(1), text(2), family.cfg)[0]
+        sampler = host.nodes["FastARSampler"]().make("auto", family.options.get("cache", "preset"), 9, 3)[0]
+        sigmas = torch.tensor([*schedule(get_preset(family.key)).sigmas, 0.0])
+        latent = {"samples": torch.zeros(1, 16, latents, 4, 6)}
+        with torch.no_grad():
+            return custom.SamplerCustomAdvanced.execute(custom.RandomNoise.execute(SEED)[0], guider, sampler, sigmas, latent)[0]["samples"]
+
+    for name in ("rolling_forcing", "rolling_forcing extended", "causal_forcing_longvideo", "self_forcing"):
+        family = FAMILIES[name]
+        assert torch.equal(sampled(name, family.latents), run(host, family, vae)[0]), name
+    teacher = FAMILIES["causal_forcing_teacher"]
+    apart = (sampled("causal_forcing_teacher", 6) - run(host, teacher, vae)[0]).abs().max()
+    assert 0 < apart < 0.02, "the host scales its noise with the first sigma, 0.9998"
+    for name in ("krea", "causvid"):
+        with pytest.raises(ConfigError, match="a SAMPLER has no VAE; use the FAST-AR Streaming Sampler"):
+            sampled(name, FAMILIES[name].latents)
+    assert torch.equal(sampled("krea", 6), run(host, replace(FAMILIES["krea"], latents=6), vae)[0])
+
+
+def test_both_hosts_give_the_same_latents(host: Host, tmp_path: Path) -> None:
+    named = os.environ.get(OTHER_HOST)
+    if not named or Path(named).expanduser().resolve() == host.path:
+        pytest.skip(f"{OTHER_HOST} names no second ComfyUI checkout")
+    target = tmp_path / "other.safetensors"
+    script = Path(__file__).with_name("family_runs.py")
+    (tmp_path / "there").mkdir()
+    command = [sys.executable, str(script), str(Path(named).expanduser().resolve()), str(tmp_path / "there"), str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False,
+                          env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    with torch.no_grad():
+        here = all_runs(host)
+    with safe_open(str(target), "pt") as file:
+        assert file.metadata()["version"] != host.version
+        there = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
+    assert there.keys() == here.keys()
+    assert [key for key in here if not torch.equal(here[key], there[key])] == []
+    sums = [float(value.double().sum()) for value in here.values()]
+    assert len(set(sums)) == len(sums), "the runs differ from each other"
