@@ -108,7 +108,8 @@ def _check_frames(prompts: list[PromptAt]) -> None:
 def prompt_table(prompts: list[PromptAt], fps: float) -> str:
     """The list as a Markdown table: seconds, pixel frame, latent frame, text."""
     rows = [
-        f"| {p.pixel_frame / fps:.2f} | {p.pixel_frame} | {p.latent_frame} | {p.text.replace('|', '/')} |" for p in prompts
+        f"| {p.pixel_frame / fps:.2f} | {p.pixel_frame} | {p.latent_frame} | {p.text.replace('|', '/')} |"
+        for p in prompts
     ]
     return "\n".join(["| second | frame | latent frame | prompt |", "| ---: | ---: | ---: | --- |", *rows])
 

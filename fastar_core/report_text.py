@@ -26,10 +26,10 @@ def report_in_words(report: Mapping[str, Any]) -> str:
     if cache["window_frames"] is not None:
         kept = f"a window of {cache['window_frames']} latent frames, sink {cache['sink_frames']}"
     rows = f"{settings['batch']} x " if settings["batch"] > 1 else ""
+    spent = f"{time_in_words(seconds['total'])}: model {time_in_words(seconds['sampling'])}"
     lines = [
         f"{rows}{frames['delivered']} frames ({frames['delivered'] / settings['fps']:.1f} s), seed {settings['seed']}",
-        f"{time_in_words(seconds['total'])}: model {time_in_words(seconds['sampling'])}, VAE "
-        f"{time_in_words(seconds['vae'])} ({report['decode']['mode']})",
+        f"{spent}, VAE {time_in_words(seconds['vae'])} ({report['decode']['mode']})",
         f"cache: {kept}, {in_words(int(report['bytes']['kv_peak']))}",
     ]
     lines += [f"saved {Path(file['path']).name}, {file['frames']} frames" for file in report["files"]]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
+from .annca import AnnCASettings, PromptPruner
+from .annsa import AnnSASettings, SparseAttention
 from .attention import Attention
 from .context import FwdCtx
 from .errors import FastARError
@@ -14,13 +16,19 @@ from .positions import RopeSpec
 
 
 class RunState:
-    """Cache policies per branch, the attention of the run, and counts of what was handled."""
+    """Cache policies per branch, the attention of the run, and counts of what was handled.
 
-    def __init__(self, settings: PolicySettings, geometry: RunGeometry, rope: RopeSpec, backend: str = "auto") -> None:
+    ``schedule``: sigmas of the run; AnnCA (``prompts``) and AnnSA (``sparse``) need it to know which steps they may act in.
+    """
+
+    def __init__(self, settings: PolicySettings, geometry: RunGeometry, rope: RopeSpec, backend: str = "auto",
+                 schedule: Sequence[float] = (), annca: AnnCASettings | None = None, annsa: AnnSASettings | None = None) -> None:
         self.settings = settings
         self.geometry = geometry
         self.rope = rope
         self.attention = Attention(backend)
+        self.sparse = self.attention.sparse = None if annsa is None else SparseAttention(annsa, schedule, backend)
+        self.prompts = None if annca is None else PromptPruner(annca, self.attention, schedule)
         self.counters: Counter[str] = Counter()
         self.ctx: FwdCtx | None = None
         self.peak_bytes = 0
@@ -40,10 +48,17 @@ class RunState:
             self._begun.add(branch)
         return policy
 
+    def adopt(self, branch: Hashable, policy: CachePolicy) -> CachePolicy:
+        """Takes a policy that was made and filled elsewhere as that of ``branch``; it is closed with the run."""
+        self._policies[branch] = policy
+        return policy
+
     def begin(self, ctx: FwdCtx) -> None:
         """Announces the next model call."""
         self.ctx = ctx
         self._begun.clear()
+        if self.sparse is not None:
+            self.sparse.start_call((ctx.block, ctx.start), ctx.commits)
 
     def end(self) -> None:
         """After the model call: commits the branches that took part, when the phase commits. Raises when none did."""
@@ -53,6 +68,7 @@ class RunState:
         if not self._begun:
             raise FastARError(f"the {ctx.phase} call over latent frames {ctx.start}..{ctx.end - 1} never reached FAST-AR's "
                               "attention: another node replaced it. Put the FAST-AR node after that node")
+        self.peak_bytes = max(self.peak_bytes, self.bytes())
         if ctx.commits:
             for branch in self._begun:
                 self._policies[branch].commit(ctx)
@@ -62,7 +78,7 @@ class RunState:
 
     def bytes(self) -> int:
         """Bytes held by all branches."""
-        return sum(p.bytes() for p in self._policies.values())
+        return sum(p.bytes() for p in self._policies.values()) + (0 if self.sparse is None else self.sparse.bytes())
 
     def on_close(self, action: Callable[[], None]) -> None:
         """Registers something to undo when the run ends, in whatever way it ends."""
@@ -72,7 +88,8 @@ class RunState:
         """Counts for the run report: model calls per phase, branches, bytes."""
         told = {str(branch): found for branch, policy in self._policies.items() if (found := policy.report())}
         return {"model_calls": dict(self.counters), "branches": len(self._policies), "cache_bytes": self.bytes(),
-                "cache_peak_bytes": self.peak_bytes, "policy": self.settings.kind, **({"cache": told} if told else {})}
+                "cache_peak_bytes": self.peak_bytes, "policy": self.settings.kind, **({"cache": told} if told else {}),
+                **{name: part.report() for name, part in (("annca", self.prompts), ("annsa", self.sparse)) if part is not None}}
 
     def close(self) -> None:
         """Frees every tensor of the run and undoes what was registered; may be called twice."""
@@ -82,5 +99,8 @@ class RunState:
             policy.reset()
         self._policies.clear()
         self._begun.clear()
+        for part in (self.prompts, self.sparse):
+            if part is not None:
+                part.close()
         self.attention.dense = None
         self.ctx = None

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .annca import AnnCASettings
+    from .annsa import AnnSASettings
     from .policies.base import PolicySettings
     from .presets import Preset
 
@@ -21,6 +23,8 @@ class FastARSettings:
     preset: Preset | None = None
     policy: PolicySettings | None = None
     backend: str = "auto"
+    annca: AnnCASettings | None = None
+    annsa: AnnSASettings | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FastARSettings:
         return self

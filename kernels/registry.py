@@ -110,6 +110,11 @@ def forced_backend(requested: str) -> str | None:
     return name
 
 
+def unavailable(name: str, device: torch.device, forced: bool = False) -> str | None:
+    """Why back-end ``name`` cannot be used at all for tensors on ``device``, or None; ``forced`` as if it had been asked for."""
+    return _unusable(_backend(name), device, forced)
+
+
 def why_not(name: str, op: str, *args: Any, forced: bool = False, **kwargs: Any) -> str | None:
     """Why back-end ``name`` cannot run this call, in words, or None when it can."""
     backend = _backend(name)

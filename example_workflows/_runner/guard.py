@@ -1,10 +1,12 @@
-"""Runs the server as a child and ends it when our stdin closes: it never outlives the runner, however that dies.
+"""Runs a command as a child and ends it when our stdin closes: it never outlives the runner, however that dies.
 
-Started by server.py with the server's command line as arguments; needs nothing but the standard library.
+Started with the command line of a server or of pip as arguments; needs nothing but the standard library.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -23,8 +25,9 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _watch(child: subprocess.Popen[bytes]) -> None:
-    while sys.stdin.buffer.read(1):
-        pass
+    with contextlib.suppress(OSError):
+        while os.read(sys.stdin.fileno(), 1):  # not through sys.stdin: its lock, still held, would spoil our own exit
+            pass
     if child.poll() is None:
         _end(child)
 

@@ -19,7 +19,7 @@ from .guard import GRACE_S
 from .paths import Cache
 from .provision import Prepared
 from .talk import Talk, clock
-from .venv import clean_environment
+from .venv import GUARD, clean_environment
 
 START_TIMEOUT_S = 300.0
 _ATTEMPTS = 3
@@ -115,12 +115,11 @@ class Server:
         if not self.prepared.own:
             environ["PYTHONDONTWRITEBYTECODE"] = "1"  # nothing is written into a user's installation
         environ |= {"PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8", **self._environ}
-        guard = Path(__file__).with_name("guard.py")
         # A group of its own: Ctrl-C in the terminal reaches us alone, and we stop the server in order.
         windows = sys.platform == "win32"
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(
-                [sys.executable, str(guard), *command],
+                [sys.executable, str(GUARD), *command],
                 cwd=self.prepared.path,
                 env=environ,
                 stdin=subprocess.PIPE,

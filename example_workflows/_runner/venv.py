@@ -18,6 +18,7 @@ from .talk import Talk, clock
 STAMP = "fastar-stamp.json"
 BUSY = "fastar-busy"
 NEEDED_MB = 1800
+GUARD = Path(__file__).with_name("guard.py")
 # Settings of the user's shell that would send packages or imports somewhere else.
 _UNWANTED = (
     "PIP_USER",
@@ -122,17 +123,22 @@ class Environment:
             log.write(f"\n> {' '.join(command)}\n".encode())
             log.flush()
             begin = log.tell()
+            # Through the guard: an installation must not go on when this process was killed.
             child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=clean_environment()
+                [sys.executable, str(GUARD), *command],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=clean_environment(),
             )
             try:
                 while child.poll() is None:
                     self.talk.bar(f"{what}: {clock(time.monotonic() - start)}")
                     time.sleep(0.2)
             finally:
-                if child.poll() is None:
-                    child.terminate()
-                    child.wait()
+                if child.stdin:
+                    child.stdin.close()
+                child.wait()
         if child.returncode != 0:
             raise RunnerError(Exit.SETUP, f"{what} failed: {_reason(self.log, begin)}\n{hint} All of it: {self.log}")
         self.talk.clear()

@@ -16,6 +16,7 @@ from ..attention import Attention
 from ..context import FwdCtx
 from ..errors import GeometryError
 from ..geometry import RunGeometry
+from ..key_rows import KeyRows, frame_parts
 from ..positions import RopeSpec, Rotary
 from .base import CachePolicy, PolicySettings
 
@@ -160,7 +161,13 @@ class FrameCache(CachePolicy):
         seen_k, seen_v = self._keys[layer][:, :filled], self._values[layer][:, :filled]
         if not self.absolute:
             seen_k = self.rotary.rotate(seen_k, call.key_positions)
-        return self.attention.attend(self.rotary.rotate(q, call.query_positions), seen_k, seen_v)
+        shown = [f for f in self.frames if f is not None]
+        rows = KeyRows(layer, ctx, self, frame_parts(shown, self.tokens), self.first + self.sink)
+        return self.attention.attend(self.rotary.rotate(q, call.query_positions), seen_k, seen_v, rows=rows)
+
+    def adopt(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Takes k and v [B, capacity * S, heads, head_dim] (rotated, where positions are absolute) as the rows of all slots."""
+        self._keys[layer], self._values[layer] = k, v
 
     def _ensure_storage(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         for store, like in ((self._keys, k), (self._values, v)):

@@ -12,6 +12,7 @@ import torch
 
 from ..context import FwdCtx
 from ..errors import GeometryError
+from ..key_rows import KeyRows, frame_parts
 from .frame_cache import FrameCache, _Call
 
 
@@ -85,7 +86,8 @@ class RollingCache(FrameCache):
             self._write(layer, call.slots, torch.cat([k[:, :pinned], rotated[:, pinned:]], 1), v)
         keys = torch.cat([*seen_k, rotated], 1)
         values = torch.cat([*seen_v, v], 1)
-        return self.attention.attend(self.rotary.rotate(q, call.query_positions), keys, values)
+        rows = KeyRows(layer, ctx, self, frame_parts([*self._seen, *range(ctx.start, ctx.end)], self.tokens), self.sink)
+        return self.attention.attend(self.rotary.rotate(q, call.query_positions), keys, values, rows=rows)
 
     def _gather(self, layer: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         if not self._seen:

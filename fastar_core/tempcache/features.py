@@ -21,12 +21,15 @@ class QueryMoment:
         self.moment: torch.Tensor | None = None
         self._root: torch.Tensor | None = None
 
-    def update(self, q: torch.Tensor) -> None:
-        """q [B, H, N, D]."""
+    def observe(self, q: torch.Tensor) -> torch.Tensor:
+        """The moment after queries q [B, H, N, D]; nothing changes before take()."""
         q = q.float()
         new = q.transpose(-1, -2) @ q / q.shape[2]
-        self.moment = new if self.moment is None else self.decay * self.moment + (1 - self.decay) * new
-        self._root = None
+        return new if self.moment is None else self.decay * self.moment + (1 - self.decay) * new
+
+    def take(self, moment: torch.Tensor | None) -> None:
+        """Makes ``moment`` the current one (None = nothing seen yet)."""
+        self.moment, self._root = moment, None
 
     def root(self) -> torch.Tensor:
         """R with R R^T = moment, from the symmetric eigenvalue problem (rank deficiency is fine)."""
@@ -37,8 +40,8 @@ class QueryMoment:
             self._root = root.float().to(self.moment.device)
         return self._root
 
-    def bytes(self) -> int:
-        return 0 if self.moment is None else 2 * self.moment.numel() * 4
+    def tensors(self) -> list[torch.Tensor]:
+        return [t for t in (self.moment, self._root) if t is not None]
 
 
 def features(k: torch.Tensor, moment: QueryMoment | None, shared: bool) -> torch.Tensor:

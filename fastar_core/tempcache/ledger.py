@@ -35,13 +35,13 @@ class Ledger:
         self.first = self.end = first
         self.frames = []
 
-    def plan(self, ctx: FwdCtx, again: bool) -> Move:
-        """The move for committing a call; ``again`` = its frames are pinned already and are only written anew."""
+    def plan(self, ctx: FwdCtx) -> Move:
+        """The move for committing a call whose frames follow the committed ones."""
         before = list(self.frames)
         after = list(self.frames)
         leaving = []
         newest = ctx.end - self.recent
-        for frame in range(ctx.start, ctx.end) if not again else ():
+        for frame in range(ctx.start, ctx.end):
             if len(after) < self.slots and (frame - self.first < self.sink or frame >= newest):
                 after.append(frame)
             elif frame < newest:

@@ -12,10 +12,10 @@ NO_MATCH = -4.0
 CODE_LEVELS = 127
 
 
-def neighbour_mask(rows: int, cols: int, reach: int) -> torch.Tensor:
+def neighbour_mask(rows: int, cols: int, reach: int, device: torch.device | None = None) -> torch.Tensor:
     """[S, S] true where two tokens of a frame are at most ``reach`` rows and columns apart."""
-    y = torch.arange(rows).repeat_interleave(cols)
-    x = torch.arange(cols).repeat(rows)
+    cell = torch.arange(rows * cols, device=device)
+    y, x = cell // cols, cell % cols
     near = (y[:, None] - y[None]).abs() <= reach
     return near & ((x[:, None] - x[None]).abs() <= reach)
 
@@ -41,6 +41,9 @@ class Search:
     def __init__(self, settings: TempCacheSettings) -> None:
         self.settings = settings
         self._planes: torch.Tensor | None = None
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [] if self._planes is None else [self._planes]
 
     def best(self, tokens: torch.Tensor, pool: torch.Tensor, valid: torch.Tensor,
              missed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -4,53 +4,94 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..decode_plan import in_words
 from ..errors import ConfigError, MemoryPlanError
 from ..geometry import RunGeometry
-from .policy import store_sizes
+from .policy import USAGE_QUERIES, store_sizes
 from .settings import TempCacheSettings
+from .store import StoreSizes
 
 OFF = "off"
 PRESETS: dict[str, TempCacheSettings] = {
-    "quality": TempCacheSettings(budget_frames=36, threshold=0.99, floor=0.8),
-    "balanced": TempCacheSettings(budget_frames=24, threshold=0.99, floor=0.8),
-    "small": TempCacheSettings(budget_frames=14, threshold=0.97, floor=0.7),
+    "quality": TempCacheSettings(budget_frames=36),
+    "balanced": TempCacheSettings(budget_frames=21),
+    "small": TempCacheSettings(budget_frames=13),
 }
-INDEX_BYTES = 8 * 2 + 4 * 2  # frame and cell, multiplicity and usage of a history row
-PER_ROW_BYTES = 4 * 2  # bias and mass of a buffer row
+NARROW_BYTES = 4 + 8 + 8 + 4  # multiplicity, frame, cell and usage of a history row
+SLOT_BYTES = 8
+FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True)
 class TempCachePlan:
-    """Bytes per layer and branch row, in total, and the latent frame at which the history is full at the latest."""
+    """Bytes per layer, in total (both over all batch rows and branches), and the latent frame at which the history is full at
+    the latest (None = it never is)."""
 
     layer_bytes: int
     total_bytes: int
-    full_at_frame: int
+    full_at_frame: int | None
 
     def words(self) -> str:
-        return (f"TempCache holds {self.layer_bytes / 2**20:.1f} MiB per layer, {self.total_bytes / 2**30:.2f} GiB in all; its history is "
-                f"full after {self.full_at_frame} latent frames at the latest")
+        when = "is never full" if self.full_at_frame is None else f"is full after {self.full_at_frame} latent frames at the latest"
+        return (f"TempCache holds {in_words(self.layer_bytes)} per layer, {in_words(self.total_bytes)} in all; its "
+                f"history {when}")
 
 
 def plan_tempcache(settings: TempCacheSettings, sink: int, geometry: RunGeometry, heads: int, head_dim: int, element_bytes: int,
                    rows: int) -> TempCachePlan:
-    """Bytes of the stores of all layers; ``rows`` = batch rows over all branches. Counts what LayerStore.bytes() counts."""
+    """Bytes at their highest, just before a commit; ``rows`` = batch rows over all branches. Counts what TempCache.bytes() counts.
+
+    Heads without history (quiet_heads) save memory that the plan does not promise.
+    """
     sizes = store_sizes(settings, sink, geometry)
-    groups = 1 if settings.shared else heads
-    tokens, history = sizes.tokens, sizes.history_rows
+    layer = rows * (_store_bytes(settings, sizes, heads, head_dim, element_bytes)
+                    + _undo_bytes(settings, sizes, geometry.block, heads, head_dim, element_bytes))
+    if settings.search == "lsh":
+        layer += rows * (heads if settings.shared else 1) * head_dim * settings.bits * settings.tables * FLOAT_BYTES
+    turned = sizes.tokens * head_dim // 2 * 2 * FLOAT_BYTES * (2 * sizes.own + 1)  # rotary tables of two calls, angles of a frame
+    full_at = (sizes.pinned_rows + sizes.history_rows) // sizes.tokens
+    return TempCachePlan(layer, layer * geometry.num_layers + rows * turned, full_at if full_at < geometry.total_frames else None)
+
+
+def _row_bytes(settings: TempCacheSettings, heads: int, head_dim: int, element_bytes: int) -> int:
+    """Key and value of one history row as they are stored."""
     wide = heads * head_dim
-    buffer = sizes.buffer_rows * (2 * wide * element_bytes + groups * PER_ROW_BYTES)
-    raw = sizes.pinned_frames * tokens * wide * element_bytes
-    pool = history * (wide * (element_bytes + 4) + groups * INDEX_BYTES) + groups * tokens * 8
-    kept = element_bytes + 4
-    if settings.representative != "last":
-        pool += history * wide * 4
-        kept += 4
-    undo = geometry.block * (tokens * wide * (3 * element_bytes + kept) + groups * (history * INDEX_BYTES + tokens * 8))
-    moment = 2 * heads * head_dim * head_dim * 4 if settings.similarity == "logit" else 0
-    layer = rows * (buffer + raw + pool + undo + moment)
-    full_at = sizes.pinned_frames + -(-history // tokens)
-    return TempCachePlan(layer, layer * geometry.num_layers, full_at)
+    if settings.history_type == "int8":
+        pair = 2 * (2 * wide + heads * FLOAT_BYTES)
+    else:
+        key_bytes = _mean_bytes(element_bytes) if settings.representative == "mean" else element_bytes
+        pair = wide * (key_bytes + _mean_bytes(element_bytes))
+    return pair + (wide * FLOAT_BYTES if settings.representative == "medoid" else 0)
+
+
+def _mean_bytes(element_bytes: int) -> int:
+    """High and low part of a running mean; float32 has no low part."""
+    return element_bytes if element_bytes >= FLOAT_BYTES else 2 * element_bytes
+
+
+def _store_bytes(settings: TempCacheSettings, sizes: StoreSizes, heads: int, head_dim: int, element_bytes: int) -> int:
+    """One layer and batch row without what is kept for undoing: the buffer, home keys, the pool."""
+    groups, wide = 1 if settings.shared else heads, heads * head_dim
+    moves = settings.space == "pre" or settings.reindex_span is not None
+    packed = settings.history_type == "int8"
+    total = (sizes.pinned_rows + sizes.own * sizes.tokens) * 2 * wide * element_bytes
+    total += sizes.pinned_rows * wide * element_bytes if moves else 0
+    total += sizes.history_rows * _row_bytes(settings, heads, head_dim, element_bytes)
+    total += sizes.history_rows * wide * element_bytes if moves and not packed else 0
+    total += groups * (sizes.history_rows * (NARROW_BYTES + FLOAT_BYTES) + sizes.tokens * SLOT_BYTES)
+    return total + (2 * wide * head_dim * FLOAT_BYTES if settings.similarity == "logit" else 0)
+
+
+def _undo_bytes(settings: TempCacheSettings, sizes: StoreSizes, block: int, heads: int, head_dim: int, element_bytes: int) -> int:
+    """One layer and batch row: what the last commit changed, and what the clean pass holds for its commit."""
+    groups, wide = 1 if settings.shared else heads, heads * head_dim
+    moves = settings.space == "pre" or settings.reindex_span is not None
+    total = min(block, sizes.recent) * sizes.tokens * wide * element_bytes * (3 if moves else 2)
+    total += block * sizes.tokens * (_row_bytes(settings, heads, head_dim, element_bytes) + groups * SLOT_BYTES)
+    total += groups * sizes.history_rows * NARROW_BYTES
+    total += block * sizes.tokens * wide * element_bytes if moves else 0
+    total += min(USAGE_QUERIES, block * sizes.tokens) * wide * element_bytes
+    return total + (2 * wide * head_dim * FLOAT_BYTES if settings.similarity == "logit" else 0)
 
 
 def with_budget(settings: TempCacheSettings, budget_frames: float, sink: int) -> TempCacheSettings:

@@ -10,6 +10,7 @@ from ..attention import Attention
 from ..context import FwdCtx
 from ..errors import ConfigError, GeometryError
 from ..geometry import RunGeometry
+from ..key_rows import KeyRows, frame_parts
 from ..noise import SEED_LIMIT
 from ..policies.base import CachePolicy, PolicySettings
 from ..positions import RopeSpec, Rotary
@@ -24,12 +25,11 @@ _LAYER_STRIDE = 7919
 
 @dataclass
 class _Call:
-    """Plan of the current call. ``hidden``: nothing stored is visible. ``rewritten``: (frame index in the call, slot) pairs that
-    replace pinned rows in place (recache); then no own rows are added."""
+    """Plan of the current call. ``rewritten``: (frame index in the call, slot) pairs that replace pinned rows in place (recache);
+    then no own rows are added."""
 
     ctx: FwdCtx
     positions: list[int]
-    hidden: bool = False
     rewritten: list[tuple[int, int]] | None = None
 
 
@@ -40,7 +40,7 @@ def store_sizes(settings: TempCacheSettings, sink: int, geometry: RunGeometry) -
     if rows < geometry.tokens_per_frame:
         raise ConfigError(f"a budget of {settings.budget_frames:g} latent frames leaves no room for history beside a sink of {sink} "
                           f"and {settings.recent_frames} recent frames; set it to {pinned + 1} or more")
-    rows = min(rows, geometry.total_frames * geometry.tokens_per_frame)
+    rows = min(rows, max(1, geometry.total_frames - pinned) * geometry.tokens_per_frame)
     return StoreSizes(sink, settings.recent_frames, max(geometry.block, geometry.call_frames), rows, geometry.rows, geometry.cols)
 
 
@@ -66,7 +66,8 @@ class TempCache(CachePolicy):
         self.tables: Tables | None = None
 
     def bytes(self) -> int:
-        return sum(store.bytes() for store in self._all_stores()) + self.rotary.bytes()
+        tables = sum(t.numel() * t.element_size() for t in self.tables or ())
+        return sum(store.bytes() for store in self._all_stores()) + self.rotary.bytes() + tables
 
     def stores(self, layer: int) -> list[LayerStore]:
         """Stores of one layer (two when some of its heads keep no history); empty before its first call."""
@@ -117,34 +118,36 @@ class TempCache(CachePolicy):
     # -- planning -----------------------------------------------------------------------------------------------------
 
     def begin(self, ctx: FwdCtx) -> None:
-        ledger = self.ledger
-        if ctx.phase == "prefill" and ctx.start == 0 and ledger.end > 0:
+        if ctx.phase == "prefill" and ctx.start == 0 and self.ledger.end > 0:
             self._restart(0)
         frames = range(ctx.start, ctx.end)
-        call = _Call(ctx, self._positions(frames, ctx.start))
         if ctx.phase == "recache":
-            self._plan_recache(call, frames)
-        elif ctx.start != ledger.end:
-            again = ctx.start == 0 and all(f in ledger.frames for f in frames)
-            if not (again or (ctx.start == 0 and ctx.phase == "denoise")):
-                raise GeometryError(f"a {ctx.phase} call starts at latent frame {ctx.start}, but {ledger.end} frames are committed; "
-                                    "blocks must follow each other and be committed by a clean pass")
-            call.hidden = True
-        if ctx.num_frames > self.sizes.own and call.rewritten is None:
+            self._call = self._plan_recache(ctx, frames)
+            return
+        if ctx.start != self.ledger.end:
+            if self._undo is None or self._undo[0] != ctx.start:
+                raise GeometryError(f"a {ctx.phase} call starts at latent frame {ctx.start}, but {self.ledger.end} frames are "
+                                    "committed; blocks must follow each other and be committed by a clean pass")
+            self.rollback(ctx.start)  # the last block is made anew, as a growing window of a rolling run does
+        self._check_length(ctx)
+        self._call = _Call(ctx, self._positions(frames, ctx.start))
+
+    def _check_length(self, ctx: FwdCtx) -> None:
+        if ctx.num_frames > self.sizes.own:
             raise GeometryError(f"a call of {ctx.num_frames} latent frames is longer than the {self.sizes.own} the cache was planned "
                                 "for; lower the block size")
-        self._call = call
 
-    def _plan_recache(self, call: _Call, frames: range) -> None:
+    def _plan_recache(self, ctx: FwdCtx, frames: range) -> _Call:
         """"keep": frames still pinned are rewritten, groups made under the old prompt stay. "drop": the store starts anew."""
-        if call.ctx.end != self.ledger.end:
-            raise GeometryError(f"a recache must end at the last committed latent frame {self.ledger.end}, not {call.ctx.end}")
+        if ctx.end != self.ledger.end:
+            raise GeometryError(f"a recache must end at the last committed latent frame {self.ledger.end}, not {ctx.end}")
         if self.recache_mode == "drop":
-            self._restart(call.ctx.start)
-            return
+            self._check_length(ctx)
+            self._restart(ctx.start)
+            return _Call(ctx, self._positions(frames, ctx.start))
         slots = self.ledger.frames
-        call.rewritten = [(f - call.ctx.start, slots.index(f)) for f in frames if f in slots]
-        call.positions = self._positions(frames, self.ledger.end)
+        rewritten = [(f - ctx.start, slots.index(f)) for f in frames if f in slots]
+        return _Call(ctx, self._positions(frames, ctx.end), rewritten)
 
     def _restart(self, first: int) -> None:
         """Forgets all frames; the memory is kept."""
@@ -205,17 +208,22 @@ class TempCache(CachePolicy):
         else:
             own = store.write_own(keys, v, filled)
         k_seen, v_seen, bias = store.visible(filled, own, self.tables)
-        if call.hidden:
-            count = keys.shape[2]
-            k_seen, v_seen, bias = k_seen[:, :, -count:], v_seen[:, :, -count:], None
         if call.ctx.commits and own is not None:
-            store.pending = (home_k, keys, own.start)
             chosen = self._chosen(layer, q.shape[2], call.ctx.start).to(q.device)
-            if store.pool is not None and not call.hidden:
-                store.recall.measure(q[:, :, chosen], k_seen, bias)
-            if store.moment is not None:
-                store.moment.update(home_q)
-        return self.attention.attend(q.transpose(1, 2), k_seen.transpose(1, 2), v_seen.transpose(1, 2), bias)
+            store.hold(own, home_q, home_k, q[:, :, chosen] if store.pool is not None else None)
+        rows = None if self.attention.sparse is None else self._key_rows(layer, store, call.ctx, own)
+        return self.attention.attend(q.transpose(1, 2), k_seen.transpose(1, 2), v_seen.transpose(1, 2), bias, rows=rows)
+
+    def _key_rows(self, layer: int, store: LayerStore, ctx: FwdCtx, own: slice | None) -> KeyRows:
+        """[pinned frames | merged history | own frames], as ``visible`` lays them out."""
+        tokens, pool, bound = self.sizes.tokens, store.pool, store.bound
+        pinned = frame_parts(list(self.ledger.frames), tokens)
+        after = len(pinned) * tokens
+        called = [] if own is None else list(range(ctx.start, ctx.end))
+        parts = (*pinned, (after, bound, None), *frame_parts(called, tokens, after + bound))
+        places = None if pool is None else lambda: (pool.frame * tokens + pool.cell)[:, :, :bound]
+        part = [s for _, s in self._stores[layer]].index(store)
+        return KeyRows(layer, ctx, self, parts, self.ledger.first + self.sizes.sink, places, part)
 
     def _chosen(self, layer: int, rows: int, start: int) -> torch.Tensor:
         """The seeded queries that usage and step recall are measured with."""
@@ -232,36 +240,30 @@ class TempCache(CachePolicy):
         if call.rewritten is not None:
             self._undo = None
             return
-        move = self.ledger.plan(ctx, call.hidden)
+        move = self.ledger.plan(ctx)
         for store in self._all_stores():
-            store.commit(move, ctx.start)
-        self._undo = None if call.hidden else (ctx.start, move.before)
-        self.ledger.frames, self.ledger.end = move.after, max(self.ledger.end, ctx.end)
-        self._refresh(move, ctx)
+            store.commit(move, ctx.start, self.tables)
+        self._undo = (ctx.start, move.before)
+        self.ledger.frames, self.ledger.end = move.after, ctx.end
+        self._refresh()
+        self.stats.add(ctx, self._stores, move)
 
-    def _refresh(self, move: Move | None = None, ctx: FwdCtx | None = None) -> None:
+    def _refresh(self) -> None:
         """The one rotated copy per block, and the one host read: how many history rows each layer really uses."""
         stores = [s for s in self._all_stores() if s.pool is not None]
-        if not stores:
+        if not stores and self.settings.reindex_span is None:
             return
         self.tables = self._make_tables()
         if self.tables is not None:
-            device = stores[0].keys.device
+            device = self._all_stores()[0].keys.device
             self.tables = (self.tables[0].to(device), self.tables[1].to(device))
-        for store in stores:
+        for store in self._all_stores():
             store.refresh(self.tables, self.ledger.frames)
+        if not stores:
+            return
         for store, (most, fewest, highest) in zip(stores, torch.stack([s.occupancy() for s in stores]).tolist()):
             store.bound = most
             store.biased = highest > 1 or fewest < most
-        if move is not None and ctx is not None:
-            self._finish_recall(stores, move, ctx)
-            self.stats.add(ctx, stores, move)
-
-    def _finish_recall(self, stores: list[LayerStore], move: Move, ctx: FwdCtx) -> None:
-        for store in stores:
-            if store.recall.measured:
-                keys, _, bias = store.visible(len(move.after), None, self.tables)
-                store.recall.finish(keys, bias, store.kept_rows(move, ctx.start), store.bound)
 
     def report(self) -> dict[str, object]:
         """Per block and layer: groups, merges, evictions, density, step recall, bytes."""
@@ -276,4 +278,5 @@ class TempCache(CachePolicy):
             store.roll_back()
         self.ledger.frames, self.ledger.end = self._undo[1], start
         self._undo = self._call = None
+        self.stats.drop_last()
         self._refresh()

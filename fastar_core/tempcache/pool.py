@@ -7,7 +7,7 @@ take free rows or those of the least used groups. Only the rows a frame touches 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -29,6 +29,17 @@ class Ingested:
     similarity: torch.Tensor
     opened: torch.Tensor
     evicted: torch.Tensor
+
+
+@dataclass
+class _Undo:
+    """What begin_undo() found: the narrow tensors (replaced later, never changed in place), and rows before each ingest."""
+
+    narrow: list[torch.Tensor]
+    wide: list[tuple[torch.Tensor, list[list[torch.Tensor]]]] = field(default_factory=list)
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*self.narrow, *(t for slot, parts in self.wide for t in (slot, *(x for part in parts for x in part)))]
 
 
 def per_head(index: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
@@ -57,9 +68,9 @@ class HistoryPool:
         self.last_slots = torch.full((batch, self.groups, rows * cols), -1, dtype=torch.int64, device=device)
         self.mean = MeanRows(torch.zeros(like.shape, dtype=torch.float32, device=device)) if settings.representative == "medoid" \
             else None
-        self.near = neighbour_mask(rows, cols, settings.neighbourhood).to(device)
+        self.grid = (rows, cols)
         self.search = Search(settings)
-        self.undo: list[tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]] | None = None
+        self.undo: _Undo | None = None
         self.clear()
 
     def _wide(self) -> list[MeanRows | PackedRows]:
@@ -72,10 +83,9 @@ class HistoryPool:
         """Everything that makes up the state, in a fixed order (for copies and digests)."""
         return [*(t for rows in self._wide() for t in rows.tensors()), *self._narrow()]
 
-    def bytes(self, views: set[int]) -> int:
-        """Bytes of the state and of what a roll-back would restore; tensors whose id is in ``views`` are counted elsewhere."""
-        kept = [t for _, wide, narrow in self.undo or [] for t in (*wide, *narrow)]
-        return sum(t.numel() * t.element_size() for t in [*self.tensors(), *kept] if id(t) not in views)
+    def held(self) -> list[torch.Tensor]:
+        """Every tensor in memory: the state, what a roll-back would restore, and the planes of a hash search."""
+        return [*self.tensors(), *([] if self.undo is None else self.undo.tensors()), *self.search.tensors()]
 
     def clear(self) -> None:
         """Frees every row; the memory is kept."""
@@ -92,7 +102,11 @@ class HistoryPool:
         settings = self.settings
         tokens = features(k, moment, settings.shared)
         pool = features(self.keys.read(), moment, settings.shared)
-        near_score, near_slot = local_best(tokens, pool, self.last_slots, self.near, settings.similarity == "logit")
+        if moment is not None:  # a common shift changes no distance, and near zero less is lost to rounding
+            centre = tokens.mean(2, keepdim=True)
+            tokens, pool = tokens - centre, pool - centre
+        near = neighbour_mask(*self.grid, settings.neighbourhood, k.device)
+        near_score, near_slot = local_best(tokens, pool, self.last_slots, near, settings.similarity == "logit")
         missed = near_score < settings.threshold
         far_score, far_slot = self.search.best(tokens, pool, self.count > 0, missed)
         use_near = ~missed | (near_score >= far_score)
@@ -188,16 +202,18 @@ class HistoryPool:
     def _remember(self, slot: torch.Tensor) -> None:
         if self.undo is not None:
             index = per_head(slot, self.heads, self.dim)
-            self.undo.append((index, [rows.pick(index) for rows in self._wide()], [t.clone() for t in self._narrow()]))
+            self.undo.wide.append((slot, [rows.raw(index) for rows in self._wide()]))
 
     def begin_undo(self) -> None:
         """From here on, what changes is remembered, until the next call."""
-        self.undo = []
+        self.undo = _Undo(self._narrow())
 
     def roll_back(self) -> None:
-        """Restores the state at begin_undo()."""
-        for index, wide, narrow in reversed(self.undo or []):
-            for rows, saved in zip(self._wide(), wide):
-                rows.write(index, saved)
-            self.count, self.frame, self.cell, self.usage, self.last_slots = narrow
+        """Restores the state at begin_undo(), bit for bit."""
+        assert self.undo is not None
+        for slot, parts in reversed(self.undo.wide):
+            index = per_head(slot, self.heads, self.dim)
+            for rows, saved in zip(self._wide(), parts):
+                rows.restore(index, saved)
+        self.count, self.frame, self.cell, self.usage, self.last_slots = self.undo.narrow
         self.undo = None

@@ -43,6 +43,31 @@ class StoreSizes:
         return (self.sink + self.recent) * self.tokens
 
 
+@dataclass(frozen=True)
+class Pending:
+    """What a committing call leaves for its commit, beside its own rows in the buffer: home keys where they differ from what
+    the buffer holds, the queries that measure, the queries' new second moment."""
+
+    own: slice
+    home: torch.Tensor | None
+    queries: torch.Tensor | None
+    moment: torch.Tensor | None
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [t for t in (self.home, self.queries, self.moment) if t is not None]
+
+
+@dataclass(frozen=True)
+class _Undo:
+    """Pinned slots that a commit overwrites with their rows, and what else a roll-back restores."""
+
+    slots: list[int]
+    rows: list[torch.Tensor]
+    bound: int
+    biased: bool
+    moment: torch.Tensor | None
+
+
 class LayerStore:
     """One layer, or the part of its heads that share a capacity. Tensors are [B, H, rows, D]."""
 
@@ -62,43 +87,38 @@ class LayerStore:
         self.moment = QueryMoment() if settings.similarity == "logit" else None
         self.bound = 0
         self.biased = False
-        self.pending: tuple[torch.Tensor, torch.Tensor, int] | None = None
-        self.recall = StepRecall()
+        self.pending: Pending | None = None
+        self.recall: torch.Tensor | None = None
         self.tally = torch.zeros(3, dtype=torch.int64, device=like.device)
         self.watch: IngestWatch | None = None
-        self._undo: tuple[list[int], list[torch.Tensor], int, bool] | None = None
+        self._undo: _Undo | None = None
 
     def _make_pool(self, like: torch.Tensor) -> HistoryPool:
         sizes = self.sizes
         shape = (*like.shape[:2], sizes.history_rows, like.shape[3])
-        blank = like.new_empty(shape) if self.packed else self.keys[:, :, sizes.pinned_rows:sizes.pinned_rows + sizes.history_rows]
+        blank = like.new_zeros(()).expand(shape) if self.packed else self.keys[:, :, sizes.pinned_rows:sizes.pinned_rows + sizes.history_rows]
         if self.packed:
             keys: MeanRows | PackedRows = PackedRows(blank)
             values: MeanRows | PackedRows = PackedRows(blank)
         else:
-            keys = MeanRows(like.new_zeros(shape) if self.moves else blank)
+            keys = MeanRows(like.new_zeros(shape) if self.moves else blank, self.settings.representative == "mean")
             values = MeanRows(self.values[:, :, sizes.pinned_rows:sizes.pinned_rows + sizes.history_rows])
         return HistoryPool(keys, values, blank, sizes.rows, sizes.cols, self.settings)
 
     def bytes(self) -> int:
-        held = [self.keys, self.values, self.bias, *self.recall.tensors()]
-        if self.moves:
-            held.append(self.home)
+        """Bytes of every tensor held right now; views into the buffer count once."""
+        held = [self.keys, self.values, self.home, self.bias]
         if self._undo is not None:
-            held += self._undo[1]
-        if self.pending is not None:
-            held += list(self.pending[:2])
-        total = sum(t.numel() * t.element_size() for t in held)
-        if self.pool is not None:
-            views = {id(self.pool.values.tensors()[0])} if not self.packed else set()
-            if not self.packed and not self.moves:
-                views.add(id(self.pool.keys.tensors()[0]))
-            total += self.pool.bytes(views)
-        return total + (0 if self.moment is None else self.moment.bytes())
+            held += [*self._undo.rows, *([] if self._undo.moment is None else [self._undo.moment])]
+        held += [] if self.pending is None else self.pending.tensors()
+        held += [] if self.moment is None else self.moment.tensors()
+        held += [] if self.pool is None else self.pool.held()
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in held}
+        return sum(storages.values())
 
-    def span(self, slot: int) -> slice:
-        """Rows of a pinned slot (sink and recent)."""
-        return slice(slot * self.sizes.tokens, (slot + 1) * self.sizes.tokens)
+    def _frame(self, number: int) -> slice:
+        """Rows of a pinned slot, or of a frame of the call."""
+        return slice(number * self.sizes.tokens, (number + 1) * self.sizes.tokens)
 
     # -- one call -----------------------------------------------------------------------------------------------------
 
@@ -112,7 +132,7 @@ class LayerStore:
 
     def write_pinned(self, slot: int, home: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """One frame into a sink or recent slot."""
-        span = self.span(slot)
+        span = self._frame(slot)
         self.keys[:, :, span] = keys
         self.values[:, :, span] = values
         if self.moves:
@@ -145,33 +165,68 @@ class LayerStore:
 
     # -- commit -------------------------------------------------------------------------------------------------------
 
-    def commit(self, move: Move, start: int) -> None:
-        """Takes the leaving frames into the history and the pending rows of the call (from frame ``start``) into their slots."""
+    def hold(self, own: slice, home_q: torch.Tensor, home_k: torch.Tensor, queries: torch.Tensor | None) -> None:
+        """Keeps for the commit what cannot be read from the buffer then; ``queries`` [B, H, Q, D] measure use and recall."""
+        moment = None if self.moment is None else self.moment.observe(home_q)
+        self.pending = Pending(own, home_k.clone() if self.moves else None, queries, moment)
+
+    def commit(self, move: Move, start: int, tables: Tables | None) -> None:
+        """Takes the leaving frames into the history and the own rows of the call (from frame ``start``) into their slots.
+
+        ``tables``: those of the call.
+        """
         assert self.pending is not None
-        home, keys, own_start = self.pending
-        self.pending = None
-        tokens = self.sizes.tokens
-        values = self.values[:, :, own_start:own_start + home.shape[2]].clone()
+        pending, self.pending = self.pending, None
+        pinned = len(move.before) * self.sizes.tokens
+        measured = None
+        if self.pool is not None and pending.queries is not None:
+            keys, _, bias = self.visible(len(move.before), pending.own, tables)
+            measured = StepRecall(pending.queries, keys, bias, pinned, self.bound, self.pool)
+        keys, values = (t[:, :, pending.own].clone() for t in (self.keys, self.values))
+        home = keys if pending.home is None else pending.home
         self._begin_undo([slot for slot in move.changed if slot < len(move.before)])
-        pool = self.pool
-        if pool is not None and self.recall.measured:
-            self.recall.begin(len(move.before) * tokens, self.bound, pool)
-            pool.use(self.recall.history_mass(pool))
-            for frame in move.leaving:
-                mine = frame >= start
-                at = (frame - start) * tokens if mine else move.before.index(frame) * tokens
-                span = slice(at, at + tokens)
-                source, source_v = (home, values) if mine else (self.home, self.values)
-                usage = self.recall.mass_of(span, mine, pool)
-                went = pool.ingest(source[:, :, span], source_v[:, :, span], frame, usage, self.moment)
-                self.recall.follow(span, mine, went)
-                self.tally += torch.stack([t.sum() for t in (went.merged, went.opened, went.evicted)])
-                if self.watch is not None:
-                    self.watch(frame, went)
+        if pending.moment is not None and self.moment is not None:
+            self.moment.take(pending.moment)
+        if measured is not None:
+            self._take_in(move, start, home, values, measured)
         for slot in move.changed:
-            at = (move.after[slot] - start) * tokens
-            span = slice(at, at + tokens)
+            span = self._frame(move.after[slot] - start)
             self.write_pinned(slot, home[:, :, span], keys[:, :, span], values[:, :, span])
+        if measured is not None:
+            self.recall = measured.finish(*self._after(len(move.after), tables), self._kept_rows(move, start, measured.own_start))
+
+    def _take_in(self, move: Move, start: int, home: torch.Tensor, values: torch.Tensor, measured: StepRecall) -> None:
+        """The leaving frames join the history: those of the call itself, or pinned ones that make room."""
+        pool = self.pool
+        assert pool is not None
+        pool.use(measured.history_mass())
+        for frame in move.leaving:
+            mine = frame >= start
+            span = self._frame(frame - start if mine else move.before.index(frame))
+            source, source_v = (home, values) if mine else (self.home, self.values)
+            went = pool.ingest(source[:, :, span], source_v[:, :, span], frame, measured.mass_of(span, mine), self.moment)
+            measured.follow(span, mine, went)
+            self.tally += torch.stack([t.sum() for t in (went.merged, went.opened, went.evicted)])
+            if self.watch is not None:
+                self.watch(frame, went)
+
+    def _after(self, slots: int, tables: Tables | None) -> tuple[list[torch.Tensor], torch.Tensor]:
+        """Keys and bias of [pinned | all history rows] after the commit, still turned for the call that was committed."""
+        assert self.pool is not None
+        history = self.pool.keys.read()
+        if tables is not None:
+            history = rotate_rows(history, self.pool.frame, self.pool.cell, tables)
+        pinned = self.keys[:, :, :slots * self.sizes.tokens]
+        bias = self.pool.count.float().log()
+        return [pinned, history.to(pinned.dtype)], torch.nn.functional.pad(bias, (pinned.shape[2], 0))
+
+    def _kept_rows(self, move: Move, start: int, own_start: int) -> torch.Tensor:
+        """Where each pinned row stood in the measured pass of the call from frame ``start``."""
+        tokens = self.sizes.tokens
+        new = {move.after[slot] for slot in move.changed}
+        at = [own_start + (f - start) * tokens if f in new else move.before.index(f) * tokens for f in move.after]
+        places = [torch.arange(a, a + tokens) for a in at]
+        return torch.cat([torch.zeros(0, dtype=torch.int64), *places]).to(self.keys.device)
 
     def refresh(self, tables: Tables | None, slots_frames: list[int]) -> None:
         """Brings the buffer up to date for the next call: log counts, and rotated copies where home keys are not what it reads."""
@@ -188,13 +243,6 @@ class LayerStore:
             cell = torch.arange(tokens, device=device).repeat(len(slots_frames))[None, None]
             self.keys[:, :, :frame.shape[-1]] = rotate_rows(self.home[:, :, :frame.shape[-1]], frame, cell, tables)
 
-    def kept_rows(self, move: Move, start: int) -> torch.Tensor:
-        """Where each pinned row stood in the measured pass of the call from frame ``start``."""
-        tokens = self.sizes.tokens
-        at = [self.recall.own_start + (f - start) * tokens if f in (move.after[s] for s in move.changed) else move.before.index(f) * tokens
-              for f in move.after]
-        return torch.cat([torch.arange(a, a + tokens) for a in at]).to(self.keys.device)
-
     def occupancy(self) -> torch.Tensor:
         """int32 [3]: most and fewest occupied rows, highest multiplicity: what the host must know once per block."""
         assert self.pool is not None
@@ -202,7 +250,9 @@ class LayerStore:
         return torch.stack([used.amax(), used.amin(), self.pool.count.amax()]).to(torch.int32)
 
     def clear(self) -> None:
-        self.bound, self.biased, self._undo, self.pending = 0, False, None, None
+        self.bound, self.biased, self._undo, self.pending, self.recall = 0, False, None, None, None
+        if self.moment is not None:
+            self.moment.take(None)
         if self.pool is not None:
             self.pool.clear()
 
@@ -211,17 +261,20 @@ class LayerStore:
     def _begin_undo(self, slots: list[int]) -> None:
         """Keeps the pinned slots that the coming commit overwrites."""
         parts = [self.keys, self.values, self.home] if self.moves else [self.keys, self.values]
-        rows = [torch.cat([t[:, :, self.span(s)] for s in slots], 2) if slots else t[:, :, :0] for t in parts]
-        self._undo = (slots, rows, self.bound, self.biased)
+        rows = [torch.cat([t[:, :, self._frame(s)] for s in slots], 2) for t in parts] if slots else []
+        self._undo = _Undo(slots, rows, self.bound, self.biased, None if self.moment is None else self.moment.moment)
         if self.pool is not None:
             self.pool.begin_undo()
 
     def roll_back(self) -> None:
+        """Undoes the last commit."""
         assert self._undo is not None
-        slots, rows, self.bound, self.biased = self._undo
-        for i, slot in enumerate(slots):
-            span = self.span(i)
-            self.write_pinned(slot, rows[-1][:, :, span], rows[0][:, :, span], rows[1][:, :, span])
+        undo, self._undo = self._undo, None
+        self.bound, self.biased = undo.bound, undo.biased
+        for i, slot in enumerate(undo.slots):
+            span = self._frame(i)
+            self.write_pinned(slot, undo.rows[-1][:, :, span], undo.rows[0][:, :, span], undo.rows[1][:, :, span])
         if self.pool is not None:
             self.pool.roll_back()
-        self._undo = None
+        if self.moment is not None:
+            self.moment.take(undo.moment)

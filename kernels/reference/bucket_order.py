@@ -11,7 +11,7 @@ why_not = LIMITS.why_not
 
 
 def bucket_order(codes: torch.Tensor, num_buckets: int) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, heads, rows = codes.shape
+    batch, heads = codes.shape[:2]
     order = torch.empty_like(codes)
     offsets = torch.zeros(batch, heads, num_buckets + 1, dtype=torch.int32, device=codes.device)
     for b in range(batch):

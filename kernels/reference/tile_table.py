@@ -26,5 +26,7 @@ def tile_table(offsets: torch.Tensor, key_ranges: torch.Tensor, tile_rows: int, 
             for t, (start, count, c) in enumerate(cuts):
                 rows[b, h, t] = torch.tensor([start, count])
                 keys[b, h, t] = key_ranges[b, h, c].cpu()
-    parts = [rows[..., 0], rows[..., 1], keys[..., 0], keys[..., 1]]
-    return TileTable(*(part.contiguous().to(offsets.device) for part in parts), tile_rows, covers_rows=True)
+    first, count, low, high = (
+        part.contiguous().to(offsets.device) for part in (rows[..., 0], rows[..., 1], keys[..., 0], keys[..., 1])
+    )
+    return TileTable(first, count, low, high, tile_rows, covers_rows=True)

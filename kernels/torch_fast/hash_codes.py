@@ -12,7 +12,7 @@ why_not = LIMITS.why_not
 
 
 def hash_codes(x: torch.Tensor, mean: torch.Tensor | None, planes: torch.Tensor) -> torch.Tensor:
-    batch, rows, heads, dim = x.shape
+    batch, _, heads, dim = x.shape
     bits = planes.shape[2]
     shift = torch.arange(bits, device=x.device, dtype=torch.int32)
     step = max(1, score_bytes() // max(1, batch * heads * dim * bits * 4))

@@ -41,7 +41,7 @@ def nearest(
     q_scale: torch.Tensor | None = None,
     key_scale: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    batch, heads, rows, dim = q.shape
+    batch, heads, rows, _ = q.shape
     index = torch.full((batch, heads, rows), -1, dtype=torch.int64, device=q.device)
     score = torch.full((batch, heads, rows), -torch.inf, device=q.device)
     num_keys = keys.shape[2]

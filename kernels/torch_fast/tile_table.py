@@ -25,5 +25,5 @@ def tile_table(offsets: torch.Tensor, key_ranges: torch.Tensor, tile_rows: int, 
     index = bucket[..., None, None].expand(-1, -1, -1, ranges, 2)
     keys = torch.where(used[..., None, None], key_ranges.gather(2, index), 0)
     start, count = torch.where(used, start, 0), torch.where(used, count, 0)
-    parts = (start.int(), count.int(), keys[..., 0], keys[..., 1])
-    return TileTable(*(part.contiguous() for part in parts), tile_rows, covers_rows=True)
+    lows, highs = (keys[..., side].contiguous() for side in (0, 1))
+    return TileTable(start.int(), count.int(), lows, highs, tile_rows, covers_rows=True)

@@ -15,6 +15,7 @@ import torch
 
 OLDEST = (3, 2)
 OLDEST_CAPABILITY = (8, 0)
+PROBE = "probe.py"
 PROBE_SECONDS = 120
 
 
@@ -55,8 +56,9 @@ def probe() -> str | None:
     return None
 
 
-def _child_dies(script: Path = Path(__file__).with_name("probe.py")) -> str | None:
+def _child_dies() -> str | None:
     """Why the child that compiles the probe kernel did not come back well, or None."""
+    script = Path(__file__).with_name(PROBE)
     try:
         done = subprocess.run(
             [sys.executable, "-s", str(script)], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False

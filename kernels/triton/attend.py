@@ -6,9 +6,9 @@ import torch
 
 from ..constraints import Limits, Rule
 from .attention import Result, run
-from .launch import FLOATS
+from .launch import FLOATS, max_head_dim
 
-HEAD_DIM = Rule("a head dimension up to 256", lambda call: call["q"].shape[3] <= 256)
+HEAD_DIM = max_head_dim("q")
 UNIT_STRIDE = Rule(
     "the head dimension to have stride 1", lambda call: all(call[name].stride(3) == 1 for name in ("q", "k", "v"))
 )

@@ -78,8 +78,8 @@ def _split(tiles: TileTable, rows: int) -> TileTable:
     offset = torch.arange(parts, dtype=torch.int32, device=tiles.row_start.device) * rows
     start = (tiles.row_start[..., None] + offset).flatten(2)
     count = (tiles.row_count[..., None] - offset).clamp(0, rows).flatten(2)
-    keys = (t.repeat_interleave(parts, dim=2) for t in (tiles.key_start, tiles.key_end))
-    return TileTable(start, count, *keys, rows, tiles.covers_rows)
+    low, high = (t.repeat_interleave(parts, dim=2) for t in (tiles.key_start, tiles.key_end))
+    return TileTable(start, count, low, high, rows, tiles.covers_rows)
 
 
 def _descriptor(rows: torch.Tensor, count: int) -> Any:

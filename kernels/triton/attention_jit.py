@@ -4,6 +4,7 @@ Addresses: a 64-bit row base per step plus 32-bit offsets inside of the tile. So
 one float32 load per key. Strides are in elements, the head dimension has stride 1.
 """
 
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
 from __future__ import annotations
 
 import triton

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 from triton.errors import TritonError
 
+from ..constraints import Rule
 from ..registry import OpFailedError
 from . import interpreting
 
@@ -13,7 +16,15 @@ HALF = (torch.float16, torch.bfloat16)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def launch(kernel: triton.JITFunction, grid: tuple[int, ...], device: torch.device, *args, **options) -> None:
+def max_head_dim(name: str) -> Rule:
+    """Largest head dimension whose tiles compile without spills, for ops with matrix products; ``name``: argument to look at."""
+    return Rule(
+        "a head dimension up to 256, or 128 in float32",
+        lambda call: call[name].shape[3] <= (128 if call[name].dtype == torch.float32 else 256),
+    )
+
+
+def launch(kernel: triton.JITFunction, grid: tuple[int, ...], device: torch.device, *args: Any, **options: Any) -> None:
     """Starts ``kernel`` on the GPU of its tensors, which need not be the current one."""
     if 0 in grid:
         return

@@ -1,5 +1,6 @@
 """Kernels that average rows: segment means for compaction, and joining partial attention results."""
 
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
 from __future__ import annotations
 
 import triton
@@ -25,7 +26,7 @@ def means_kernel(
     base = x + batch * sx_b + head * sx_h
     acc = tl.zeros([BLOCK_S, BLOCK_D], tl.float32)
     weights = tl.zeros([BLOCK_S], tl.float32)
-    for step in range(0, tl.max(end - begin, 0)):
+    for step in range(tl.max(end - begin, 0)):
         at = begin + step
         use = at < end
         row = tl.load(order + pair * rows + at, mask=use, other=0)

@@ -1,5 +1,6 @@
 """Compiles and runs one kernel that uses the matrix units. Also started as a script, alone, so it imports nothing of the pack."""
 
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
 from __future__ import annotations
 
 import torch

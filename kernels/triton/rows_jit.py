@@ -1,5 +1,6 @@
 """Kernels that go over rows once: hash, counting order, tile table, prompt pruning."""
 
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
 from __future__ import annotations
 
 import triton
@@ -23,7 +24,7 @@ def hash_kernel(
         centre = tl.load(mean + batch * sm_b + head * sm_h + dims, mask=dims < D, other=0.0).to(tl.float32)
         tile = tile - centre[None, :]
     code = tl.zeros([BLOCK_M], tl.int32)
-    for bit in range(0, bits):
+    for bit in range(bits):
         plane = tl.load(planes + head * sp_h + dims * bits + bit, mask=dims < D, other=0.0)
         positive = tl.sum(tile * plane[None, :], 1) >= 0.0
         code = code | (positive.to(tl.int32) << bit)
@@ -98,7 +99,7 @@ def table_kernel(
     at = pair * tiles + tile
     tl.store(row_start + at, tl.where(used, start, 0), mask=inside)
     tl.store(row_count + at, tl.where(used, count, 0), mask=inside)
-    for r in range(0, ranges):
+    for r in range(ranges):
         source = key_ranges + ((pair * buckets + mine) * ranges + r) * 2
         tl.store(key_start + at * ranges + r, tl.load(source, mask=used, other=0), mask=inside)
         tl.store(key_end + at * ranges + r, tl.load(source + 1, mask=used, other=0), mask=inside)
@@ -113,7 +114,7 @@ def keep_kernel(
     key = tl.program_id(0) * BLOCK_K + tl.arange(0, BLOCK_K)
     query = tl.arange(0, BLOCK_Q)
     found = tl.zeros([BLOCK_K], tl.int32)
-    for table in range(0, tables):
+    for table in range(tables):
         line = tl.cast(table, tl.int64) * pairs + pair
         mine = tl.load(k_codes + line * keys + key, mask=key < keys, other=0)
         for start in range(0, queries, BLOCK_Q):

@@ -6,10 +6,10 @@ import torch
 
 from ..constraints import Rule
 from ..ops import METRICS
-from .launch import FLOATS
+from .launch import FLOATS, max_head_dim
 
 DTYPES = (*FLOATS, torch.int8)
-HEAD_DIM = Rule("a head dimension up to 256", lambda call: call["q"].shape[3] <= 256)
+HEAD_DIM = max_head_dim("q")
 UNIT_STRIDE = Rule("the head dimension to have stride 1", lambda call: call["q"].stride(3) == call["keys"].stride(3) == 1)
 
 

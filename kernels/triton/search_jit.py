@@ -3,6 +3,7 @@
 METRIC: 0 dot product, 1 cosine, 2 minus the squared distance. Ties go to the lowest index (first candidate).
 """
 
+# mypy: disallow-untyped-defs=False, disallow-untyped-decorators=False, disallow-incomplete-defs=False
 from __future__ import annotations
 
 import triton
@@ -107,7 +108,7 @@ def candidates_kernel(
     key_base = keys + batch * sk_b + head * sk_h
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     where = tl.full([BLOCK_M], -1, tl.int32)
-    for c in range(0, count):
+    for c in range(count):
         at = tl.load(candidates + row.to(tl.int64) * count + c, mask=live, other=-1)
         use = (at >= 0) & (at < num_keys)
         if valid is not None:

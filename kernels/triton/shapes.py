@@ -20,7 +20,7 @@ SHARED_LIMIT = {
 }
 
 
-# Without a bound the assembler of sm_89 aims at more blocks per processor and spills into local memory for it.
+# Tiles of 64 rows: without a bound the assembler of sm_89 aims at more blocks per processor and spills for it.
 NVIDIA_REGISTERS = 255
 
 
@@ -63,16 +63,15 @@ def attend_shape(arch: str, dtype: torch.dtype, dim: int, rows: int = 128) -> Sh
     instructions. 128 x 32 reads as few bytes per product, since that depends on the query rows.
     """
     kind, exact = family(arch), precision(arch)
-    bound = None if kind == "gfx942" else NVIDIA_REGISTERS
     if dtype == torch.float32:
-        return Shape(min(rows, 32), 16 if dim > 128 else 32, 4, 1, exact, bound)
-    if dim > 128:
-        return Shape(min(rows, 64), 32, 8, 2 if bound else 1, exact, bound)
+        return Shape(16, 32, 4, 1, exact)
     if kind == "gfx942":
-        return Shape(min(rows, 64), 32, 4, 1, exact, bound)
+        return Shape(min(rows, 64), 32, 8 if dim > 128 else 4, 1, exact)
+    if dim > 128:
+        return Shape(min(rows, 64), 32, 8, 2, exact)
     if rows <= 64:
-        return Shape(max(rows, 16), 32, 4, 3, exact, bound)
-    return Shape(128, 64 if kind == "sm_90" else 32, 8, 3, exact, bound)
+        return Shape(max(rows, 16), 32, 4, 3, exact, NVIDIA_REGISTERS)
+    return Shape(128, 64 if kind == "sm_90" else 32, 8, 3, exact)
 
 
 def search_shape(arch: str, dtype: torch.dtype, dim: int) -> Shape:
@@ -80,6 +79,6 @@ def search_shape(arch: str, dtype: torch.dtype, dim: int) -> Shape:
     kind, exact = family(arch), precision(arch)
     if kind == "gfx942":
         return Shape(64, 32, 4, 1, exact)
-    if dtype == torch.float32 or dim > 128:
-        return Shape(32, 32, 4, 1, exact, NVIDIA_REGISTERS)
-    return Shape(64, 64, 4, 3, exact, NVIDIA_REGISTERS)
+    if dtype == torch.float32:
+        return Shape(32, 16, 4, 1, exact)
+    return Shape(32, 32, 4, 1, exact) if dim > 128 else Shape(64, 64 if kind == "sm_90" else 32, 4, 3, exact)

@@ -51,6 +51,11 @@ class LinearCodec(torch.nn.Module):
     """PCA of 4x8x8x3 pixel patches to 16 channels. Latent frames are independent; the first one is one pixel frame."""
 
     frames_independent = True
+    mean: Tensor
+    basis: Tensor
+    scale: Tensor
+    format_mean: Tensor
+    format_std: Tensor
 
     def __init__(self, mean: Tensor, basis: Tensor, scale: Tensor) -> None:
         super().__init__()
@@ -113,6 +118,8 @@ def _pixel_bytes(shape: Sequence[int], _dtype: torch.dtype) -> int:
 
 class DemoVAE(comfy.sd.VAE):
     """The host's VAE object around the linear codec, with the sizes of a Wan 2.1 VAE."""
+
+    patcher: Any
 
     def __init__(self, codec: LinearCodec) -> None:
         super().__init__(sd={"pixel_space_vae": torch.tensor(1.0)}, dtype=torch.float32)

@@ -43,7 +43,7 @@ def demo_pictures() -> list[str]:
 
 
 def load_demo_picture(name: str) -> torch.Tensor:
-    """A start picture as IMAGE [1, height, width, 3] in 0..1. Raises FileNotFoundError for a name that is not listed."""
+    """A start picture as IMAGE [1, height, width, 3] in 0..1; raises FileNotFoundError for a name not listed."""
     if name not in demo_pictures():
         raise FileNotFoundError(f"the pack has no start picture '{name}'; choose one of {', '.join(demo_pictures())}")
     with Image.open(DEMO_MODELS / PICTURES / name) as picture:

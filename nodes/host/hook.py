@@ -3,7 +3,7 @@
 Four entries of one call's transformer_options do it all, and vanish with the call:
 * rope_options with scale 0 make the host's rotation the identity, so q and k reach us exactly as they left QK-norm;
 * patches_replace["dit"] marks the block that is running, so the first attention in it is known to be self-attention;
-* optimized_attention_override hands that attention to the cache policy of each branch;
+* optimized_attention_override hands that attention to the cache policy of each branch, and the text attention to AnnCA;
 * a DIFFUSION_MODEL wrapper tells which rows of the batch belong to which branch, and sets per-frame timesteps.
 """
 
@@ -16,6 +16,7 @@ import comfy.model_management
 import comfy.patcher_extension
 import torch
 
+from ...fastar_core.annca.pruner import PromptCall
 from ...fastar_core.context import FwdCtx
 from ...fastar_core.errors import UnsupportedError
 from ...fastar_core.positions import RopeSpec
@@ -72,6 +73,7 @@ class CallHooks:
         self.options = self._with_hooks(options)
         self._row_branches: list[Hashable] = []
         self._layer: int | None = None
+        self._text_layer: int | None = None
         self._handled = 0
         self._served: set[tuple[Hashable, int]] = set()
 
@@ -100,7 +102,7 @@ class CallHooks:
             try:
                 return previous(args, extra) if previous is not None else extra["original_block"](args)
             finally:
-                self._layer = None
+                self._layer = self._text_layer = None
 
         return marked
 
@@ -124,6 +126,9 @@ class CallHooks:
         ctx = self.run.ctx
         options = kwargs.get("transformer_options") or next((a for a in args if isinstance(a, dict)), {})
         self._row_branches = self._branches_of(options)
+        if ctx is not None and self.run.prompts is not None:
+            context = args[0] if args else kwargs.get("context")
+            self.run.prompts.start_call(context, options["uuids"], PromptCall(max(ctx.sigmas), ctx.num_frames, (ctx.block, ctx.start)))
         if ctx is not None:
             told = torch.tensor(ctx.timesteps, dtype=timestep.dtype, device=timestep.device)
             timestep = told[:1].expand(x.shape[0]) if ctx.uniform else told[None].expand(x.shape[0], -1)
@@ -148,8 +153,9 @@ class CallHooks:
         """The override. Self-attention of a marked block goes to the cache, everything else to who was here before."""
         layer = self._layer
         if layer is None:
-            return self._pass_on(func, q, k, v, heads, *args, **kwargs)
-        self._layer = None
+            out = self._text_attention(q, k, v, heads, kwargs)
+            return self._pass_on(func, q, k, v, heads, *args, **kwargs) if out is None else out
+        self._layer, self._text_layer = None, layer
         if self.run.ctx is None or kwargs.get("mask") is not None or q.ndim != 3:
             raise UnsupportedError("self-attention arrived masked, reshaped or outside a block of the driver; remove the node that "
                                    "changes this model's self-attention")
@@ -166,6 +172,19 @@ class CallHooks:
                  for branch, qb, kb, vb in zip(self._row_branches, *split)]
         self._handled += 1
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _text_attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: int,
+                        options: dict[str, Any]) -> torch.Tensor | None:
+        """The text attention of a marked block, told by the length of its keys; None = not ours to change."""
+        run, layer = self.run, self._text_layer
+        if layer is None or run.ctx is None or q.ndim != 3 or options.get("mask") is not None:
+            return None
+        q, k, v = (t.unflatten(-1, (heads, -1)) for t in (q, k, v))
+        if run.sparse is not None and run.sparse.shared is not None:
+            for branch, rows in zip(self._row_branches, q.split(q.shape[0] // len(self._row_branches))):
+                run.sparse.shared.note(run.policy(branch), layer, rows, run.ctx)
+        out = None if run.prompts is None or k.shape[1] != run.prompts.text_rows else run.prompts.attend(layer, q, k, v)
+        return None if out is None else out.flatten(2)
 
     def _claim(self, layer: int) -> None:
         """A branch attends once per layer and call; a second time would overwrite its keys with others."""

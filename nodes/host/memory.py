@@ -54,8 +54,9 @@ class CachePlan:
 
 
 def plan_cache(patcher: Any, policy: PolicySettings, geometry: RunGeometry, latent_shape: tuple[int, ...],
-               branches: int) -> CachePlan:
-    """Bytes of a run over latents of ``latent_shape`` [B, C, T, h, w] with ``branches`` conditioning entries."""
+               branches: int, sorted_copy: bool = False) -> CachePlan:
+    """Bytes of a run over latents of ``latent_shape`` [B, C, T, h, w] with ``branches`` conditioning entries; ``sorted_copy``: AnnSA
+    keeps keys and values a second time, in bucket order."""
     base, device = patcher.model, patcher.load_device
     width = base.diffusion_model.dim
     element = management.dtype_size(compute_dtype(base))
@@ -64,8 +65,9 @@ def plan_cache(patcher: Any, policy: PolicySettings, geometry: RunGeometry, late
     longest = min(max(geometry.block, geometry.call_frames), latent_shape[2])
     call = int(base.memory_required([rows, latent_shape[1], longest, *latent_shape[3:]]))
     room = room_for(device)
-    kv_bytes = planned_kv_bytes(policy, geometry, width, element, rows)
-    window = largest_window(policy, geometry, width, element, rows, room - call)
+    copies = 2 if sorted_copy else 1
+    kv_bytes = copies * planned_kv_bytes(policy, geometry, width, element, rows)
+    window = largest_window(policy, geometry, width, element, rows, (room - call) // copies)
     return CachePlan(device, kv_bytes, call, room, window)
 
 

@@ -15,6 +15,7 @@ import torch
 
 from ...fastar_core.context import FwdCtx
 from ...fastar_core.geometry import RunGeometry, token_grid
+from ...fastar_core.policies import PolicySettings
 from ...fastar_core.runstate import RunState
 from ...fastar_core.settings import FastARSettings
 from ...fastar_core.sigmas import TRAIN_STEPS
@@ -39,8 +40,8 @@ class _NativeRun:
         check_model(network)
         rows, cols = token_grid(*x.shape[3:])
         geometry = RunGeometry(self.total_frames, self.block, rows, cols, len(network.blocks))
-        assert settings.policy is not None
-        state = RunState(settings.policy, geometry, rope_spec(network, options), settings.backend)
+        state = RunState(settings.policy or PolicySettings(), geometry, rope_spec(network, options), settings.backend,
+                         options["sample_sigmas"].tolist(), settings.annca, settings.annsa)
         return CallHooks(network, state, branch_names(self.guider.conds), options)
 
     def call(self, executor: Any, x: torch.Tensor, sigma: torch.Tensor, concat: Any, cross: Any, control: Any,

@@ -26,7 +26,7 @@ def with_settings(model: Any, **changes: Any) -> Any:
     options = dict(clone.model_options.get("transformer_options", {}))
     options[SETTINGS_KEY] = settings
     clone.model_options["transformer_options"] = options
-    if settings.policy is not None:
+    if any(part is not None for part in (settings.policy, settings.annca, settings.annsa)):
         serve_stock_sampler(clone)
     return clone
 

@@ -20,7 +20,7 @@ from ...fastar_core.stream_choice import Canvas, Choice, choose_preset, given_sc
 from .hook import check_model
 from .memory import make_room, plan_cache
 from .prefix import find_prefix
-from .sampling import StreamRequest, make_stream_sampler
+from .sampling import StreamRequest, make_stream_sampler, run_parts
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +100,9 @@ class PlainSampler:
         choice = Choice(preset, run, canvas, preset.fps, seed, getattr(guider, "cfg", 1.0), warnings)
         told = _HostCallback(callback, len(sigmas) - 1)
         request = StreamRequest(run.policy, steps, run.block, seed, preset, prefix=prefix, on_step=told.step,
-                                backend=settings.backend if settings is not None else "auto", loop=run.loop,
+                                **run_parts(settings), loop=run.loop,
                                 restart=run.restart, solver=run.solver)
-        request.on_start = self._starter(guider, choice, preset, told)
+        request.on_start = self._starter(guider, choice, preset, told, request.annsa is not None)
         function = make_stream_sampler(request).sampler_function
         out = function(model, x, sigmas, extra_args=extra, callback=None, disable=disable)
         told.finish(out)
@@ -110,10 +110,11 @@ class PlainSampler:
         return out
 
     @staticmethod
-    def _starter(guider: Any, choice: Choice, preset: Preset, told: _HostCallback) -> Any:
+    def _starter(guider: Any, choice: Choice, preset: Preset, told: _HostCallback, annsa: bool) -> Any:
         patcher = guider.model_patcher
         geometry = choice.canvas.geometry(choice.run, len(guider.inner_model.diffusion_model.blocks))
-        plan = plan_cache(patcher, choice.policy, geometry, choice.canvas.latent_shape, _branches(guider))
+        plan = plan_cache(patcher, choice.policy, geometry, choice.canvas.latent_shape, _branches(guider),
+                          sorted_copy=annsa)
         plan.check(choice.canvas)
         for text in choice.warnings:
             logger.warning("FAST-AR: %s", text)

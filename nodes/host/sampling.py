@@ -9,12 +9,15 @@ from typing import Any
 import comfy.samplers
 import torch
 
+from ...fastar_core.annca import AnnCASettings
+from ...fastar_core.annsa import AnnSASettings
 from ...fastar_core.drivers import BlockDone, BlockwisePlan, LoopKind, Restart, longest_call, run_plan
 from ...fastar_core.errors import ConfigError, UnsupportedError
 from ...fastar_core.geometry import Block, RunGeometry, token_grid
 from ...fastar_core.noise import SeededRenoise
 from ...fastar_core.policies import PolicySettings
 from ...fastar_core.runstate import RunState
+from ...fastar_core.settings import FastARSettings
 from ...fastar_core.sigmas import SigmaSchedule
 from .hook import HostModel, branch_names, check_model, rope_spec
 
@@ -39,6 +42,8 @@ class StreamRequest:
     prefix: torch.Tensor | None = None
     prompt_at: Callable[[int], Hashable] = lambda frame: 0
     backend: str = "auto"
+    annca: AnnCASettings | None = None
+    annsa: AnnSASettings | None = None
     clean_last: bool = False
     renoise: Any = None
     loop: LoopKind = "blockwise"
@@ -51,6 +56,11 @@ class StreamRequest:
     on_step: Callable[[Block, int, int, torch.Tensor], None] | None = None
     on_block: Callable[[BlockDone, torch.Tensor], None] | None = None
     report: dict[str, object] = field(default_factory=dict)
+
+
+def run_parts(settings: FastARSettings | None) -> dict[str, Any]:
+    """Fields of a request that a model's settings decide alone."""
+    return {} if settings is None else {"backend": settings.backend, "annca": settings.annca, "annsa": settings.annsa}
 
 
 def check_conds(conds: dict[str, list[dict[str, Any]]]) -> None:
@@ -99,7 +109,8 @@ class _Run:
         geometry = RunGeometry(self.plan.timeline_frames, request.block, rows, cols, len(network.blocks),
                                longest_call(request.loop, self.plan))
         options = extra_args.get("model_options", {}).get("transformer_options", {})
-        self.state = RunState(request.policy, geometry, rope_spec(network, options), request.backend)
+        self.state = RunState(request.policy, geometry, rope_spec(network, options), request.backend, request.schedule.sigmas,
+                              request.annca, request.annsa)
         self.host_model = HostModel(model, extra_args, self.state, branch_names(model.inner_model.conds))
 
     def call(self, x: torch.Tensor, ctx: Any) -> torch.Tensor:

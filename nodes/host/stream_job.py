@@ -31,7 +31,7 @@ from .memory_swap import ensure_loaded
 from .prefix import find_prefix
 from .preview import StreamProgress, make_previewer, show_text
 from .rescue import close_after
-from .sampling import StreamRequest, make_stream_sampler
+from .sampling import StreamRequest, make_stream_sampler, run_parts
 from .vae_probe import choose_decoder, decoder_bytes, probe
 
 logger = logging.getLogger(__name__)
@@ -111,7 +111,8 @@ class StreamJob:
     def _plan(self) -> None:
         canvas, patcher = self.choice.canvas, self.guider.model_patcher
         geometry = canvas.geometry(self.choice.run, len(patcher.model.diffusion_model.blocks))
-        self.cache = plan_cache(patcher, self.choice.policy, geometry, canvas.latent_shape, self.guider.branches)
+        self.cache = plan_cache(patcher, self.choice.policy, geometry, canvas.latent_shape, self.guider.branches,
+                                sorted_copy=self.settings is not None and self.settings.annsa is not None)
         self.cache.check(canvas)
         if not self.files:
             check_ram(canvas)
@@ -193,7 +194,7 @@ class StreamJob:
         noise = draw_noise(choice.seed, choice.canvas.latent_shape, choice.canvas.prefix_frames, choice.preset)
         restart = None if run.restart is None else replace(run.restart, anchor=self._anchor)
         return StreamRequest(run.policy, schedule(choice.preset), run.block, choice.seed, choice.preset, noise, self.prefix,
-                             self.guider.prompt_at, backend=self.settings.backend if self.settings is not None else "auto",
+                             self.guider.prompt_at, **run_parts(self.settings),
                              loop=run.loop, recache_frames=run.recache_frames, rebuild=run.rebuild, restart=restart,
                              solver=run.solver, report=counts)
 
@@ -269,4 +270,5 @@ def _counts(run: dict[str, Any]) -> dict[str, Any]:
     """Model calls per phase, attention calls that were ours, branches (conditioning entries with their own cache)."""
     calls = dict(run.get("model_calls", {}))
     attention = calls.pop("attention_calls", 0)
-    return {"model_calls": calls, "attention_calls": attention, "branches": run.get("branches", 0)}
+    return {"model_calls": calls, "attention_calls": attention, "branches": run.get("branches", 0),
+            **{name: run[name] for name in ("annca", "annsa") if name in run}}

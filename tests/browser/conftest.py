@@ -75,6 +75,7 @@ def seen(web_host: server.Server, pictures: Path, tmp_path_factory: pytest.TempP
         "chromium": _needed("FASTAR_CHROMIUM"),
         "url": web_host.api.address,
         "timeout_ms": TIMEOUT_S * 500,
+        "pack": link.NAME,
         "workflow": "demo_text_to_video",
         "workflows": {n: json.loads((WORKFLOWS / f"{n}.json").read_text(encoding="utf-8")) for n in NAMES},
         "sampler": "FastARStreamingSampler",

@@ -26,20 +26,24 @@ async function open(browser) {
   await page.goto(settings.url);
   await page.waitForFunction(() => window.app?.graph && window.app.extensionManager);
   seen.frontend = await page.evaluate(() => window.__COMFYUI_FRONTEND_VERSION__);
+  await page.evaluate(() => window.app.extensionManager.setting.set("Comfy.Minimap.Visible", false));
   return page;
 }
 
-async function picture(page, name) {
-  await page.screenshot({ path: path.join(settings.pictures, `${name}.png`) });
+async function picture(page, name, clip) {
+  await page.screenshot({ path: path.join(settings.pictures, `${name}.png`), clip });
 }
 
 // The first visit ever opens the template page by itself.
 async function loadTemplate(page) {
-  const card = page.getByText(settings.workflow, { exact: true }).first();
-  await card.waitFor({ timeout: 8000 }).catch(async () => {
+  const pack = page.getByText(settings.pack, { exact: true }).first();
+  await pack.waitFor({ timeout: 8000 }).catch(async () => {
     await page.evaluate(() => window.app.extensionManager.command.execute("Comfy.BrowseTemplates"));
-    await card.waitFor();
+    await pack.waitFor();
   });
+  await pack.click();
+  const card = page.getByText(settings.workflow, { exact: true }).first();
+  await card.waitFor();
   await picture(page, "templates");
   await card.click();
   await page.waitForFunction((kind) => window.app.graph._nodes.some((node) => node.type === kind), settings.sampler);
@@ -72,24 +76,26 @@ async function convertAll(page) {
     await load(page, graph);
     const prompt = await page.evaluate(async () => (await window.app.graphToPrompt()).output);
     seen.workflows[name] = { prompt, ...(await layout(page)) };
-    await fit(page);
-    await picture(page, `graph_${name}`);
+    await picture(page, `graph_${name}`, await fit(page));
   }
 }
 
+// Shows the whole graph; returns the part of the page that it fills.
 async function fit(page) {
-  await page.evaluate(() => {
+  const clip = await page.evaluate(() => {
     const boxes = [...window.app.graph._groups.map((group) => group._bounding), ...window.app.graph._nodes.map((n) => n.getBounding())];
     const left = Math.min(...boxes.map((b) => b[0])), top = Math.min(...boxes.map((b) => b[1]));
     const right = Math.max(...boxes.map((b) => b[0] + b[2])), bottom = Math.max(...boxes.map((b) => b[1] + b[3]));
-    const canvas = window.app.canvas, room = [window.innerWidth - 110, window.innerHeight - 190];
+    const canvas = window.app.canvas, room = [window.innerWidth - 110, window.innerHeight - 230];
     const scale = Math.min(room[0] / (right - left), room[1] / (bottom - top), 1);
     canvas.ds.scale = scale;
     canvas.ds.offset[0] = 80 / scale - left;
     canvas.ds.offset[1] = 140 / scale - top;
     canvas.setDirty(true, true);
+    return { x: 70, y: 130, width: (right - left) * scale + 20, height: (bottom - top) * scale + 20 };
   });
   await page.waitForTimeout(700);
+  return clip;
 }
 
 async function run(page) {
@@ -111,8 +117,12 @@ async function run(page) {
   seen.run = await page.evaluate(() => window.fastarSeen);
   if (seen.run.end !== "success") return;
   await page.waitForFunction(() => [...document.querySelectorAll("video")].some((video) => video.videoWidth > 0));
-  await page.waitForTimeout(500);
+  await page.waitForTimeout(1500);
   await picture(page, "finished");
+  seen.leftover = await page.evaluate((kind) => {
+    const node = window.app.graph._nodes.find((candidate) => candidate.type === kind);
+    return node.widgets.some((widget) => widget.name === "$$canvas-image-preview");
+  }, settings.sampler);
   seen.video = await page.evaluate(() => {
     const video = [...document.querySelectorAll("video")].find((candidate) => candidate.videoWidth > 0);
     return { width: video.videoWidth, height: video.videoHeight, seconds: video.duration, source: video.currentSrc };

@@ -76,11 +76,14 @@ def test_a_run_shows_previews_progress_and_the_video(seen: dict[str, Any]) -> No
     run = seen["run"]
     assert run["end"] == "success"
     assert run["previews"] >= 4, "one for each denoise step of the block"
-    assert run["texts"][0].startswith(f"block 1 of 1, frame {LENGTH} of {LENGTH}")
+    loaded, first, *_ = run["texts"]
+    assert loaded.startswith("file: fastar_demo_dit.safetensors\n")
+    assert first.startswith(f"block 1 of 1, frame {LENGTH} of {LENGTH}")
     assert run["texts"][-1].startswith(f"{LENGTH} frames (0.8 s), seed 1\n")
     assert (seen["video"]["width"], seen["video"]["height"]) == (128, 128)
     assert seen["video"]["seconds"] == pytest.approx(LENGTH / 16, abs=0.1)
     assert "demo_00001_.mp4" in seen["video"]["source"]
+    assert seen["leftover"] is False, "the last preview picture still stands beside the video"
     assert json.loads(seen["report"])["frames"]["delivered"] == LENGTH
 
 

@@ -120,7 +120,7 @@ class Sight:
             found.append(int(distance.argmin()))
         return found
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, **_: object) -> Tensor:
         assert bias is None
         assert self.run.ctx is not None
         labels = v[0, ::self.tokens, 0, :3].long().tolist()

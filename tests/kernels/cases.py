@@ -30,6 +30,11 @@ class Case:
     floating: bool = True  # the first argument is a floating tensor, so dtypes make a difference
 
     @property
+    def wide(self) -> bool:
+        """Head dimensions that some back-ends take in half precision only."""
+        return "dimension 256" in self.why
+
+    @property
     def name(self) -> str:
         return f"{self.op}: {self.why}"
 

@@ -114,7 +114,7 @@ def _compact(batch: int, heads: int, n: int, dim: int, slots: int, used: int, dr
 
 COMPACT = [
     ("dropped rows hold NaN, empty slots", _compact(2, 2, 300, 64, 90, 60)),
-    ("one slot for all rows, head dimension 128", _compact(1, 2, 260, 128, 1, 1, dropped=0.0)),
+    ("one slot for all rows, head dimension 128", _compact(1, 2, 70, 128, 1, 1, dropped=0.0)),
     ("head dimension 40", _compact(1, 3, 70, 40, 20, 20)),
     ("every row dropped", _compact(1, 2, 30, 64, 5, 5, dropped=2.0)),
     ("no rows", _compact(1, 2, 0, 64, 4, 4)),

@@ -26,6 +26,7 @@ RUNS = [
     for case in CASES
     for dtype in DTYPES
     if case.floating or dtype == torch.float32
+    if not (case.wide and dtype == torch.float32)
 ]
 
 
@@ -49,16 +50,19 @@ def test_a_back_end_equals_the_reference(case: Case, dtype: torch.dtype, backend
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_back_ends_equal_each_other(case: Case) -> None:
     names = [*BACKENDS, *(name for name in ("torch_fast", "reference") if name not in BACKENDS)]
-    args = case.args()
+    dtype = torch.float16 if case.wide else torch.float32
+    args = case.args(dtype)
     results = {name: run(case, name, args) for name in names}
     for one, other in itertools.combinations(names, 2):
-        problem = fault(case.op, args, results[one], results[other], limit(torch.float32, case))
+        problem = fault(case.op, args, results[one], results[other], limit(dtype, case))
         assert problem is None, f"{one} against {other}: {problem}"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_same_call_gives_the_same_bits(case: Case, backend: str) -> None:
+    dtype = torch.float16 if case.wide else torch.float32
+
     def flat(value: Any) -> list[torch.Tensor]:
         if isinstance(value, torch.Tensor):
             return [value]
@@ -66,7 +70,7 @@ def test_the_same_call_gives_the_same_bits(case: Case, backend: str) -> None:
             return [value.row_start, value.row_count, value.key_start, value.key_end]
         return [part for item in value for part in flat(item)]
 
-    first, second = (flat(run(case, backend, case.args())) for _ in range(2))
+    first, second = (flat(run(case, backend, case.args(dtype))) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second))
     assert all(t.dtype in (torch.int32, torch.int64, torch.bool) or not t.isnan().any() for t in first)
 
@@ -74,7 +78,7 @@ def test_the_same_call_gives_the_same_bits(case: Case, backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("op", ["attend", "attend_ranges"])
 def test_the_log_sum_does_not_change_the_result(op: str, backend: str) -> None:
-    for case in (case for case in CASES if case.op == op):
+    for case in (case for case in CASES if case.op == op and not case.wide):
         args = case.args()
         plain = registry.call(op, backend, *args)
         assert isinstance(plain, torch.Tensor)

@@ -165,7 +165,6 @@ def further(arch: str) -> list[Variant]:
         attend(arch, dim=80),
         attend(arch, dim=256),
         attend(arch, dtype=single),
-        attend(arch, dtype=single, dim=256),
         nearest(arch, dtype=torch.int8),
         nearest(arch, dtype=half, dim=64, metric=2),
         nearest(arch, dtype=single),

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -229,3 +230,29 @@ def test_a_damaged_environment_is_built_once_more(cache: Cache, monkeypatch: pyt
 
 def test_layers_of_the_tests_are_named_apart() -> None:
     assert {pins.layer_for_tests().name, pins.layer_for_newer_host().name, BASE.name} == {"tests", "newer-host", "host"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX systems")
+def test_an_installation_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    """The child counts in a file; after the parent was killed the count must stop."""
+    count = tmp_path / "count"
+    child = f"import time\nwhile True:\n    open({str(count)!r}, 'a').write('x')\n    time.sleep(0.05)"
+    parent = (
+        "import pathlib, sys; sys.path.insert(0, sys.argv[1]); from _runner import talk, venv\n"
+        "folder = pathlib.Path(sys.argv[2])\n"
+        "made = venv.Environment(folder, folder / 'log', talk.Talk(json_mode=True))\n"
+        "made._run([sys.executable, '-c', sys.argv[3]], 'counting', '')\n"
+    )
+    workflows = str(Path(provision.__file__).parents[1])
+    process = subprocess.Popen([sys.executable, "-c", parent, workflows, str(tmp_path), child])
+    end = time.monotonic() + 30
+    while not count.exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert process.poll() is None
+    process.kill()
+    process.wait()
+    size = -1
+    while size != count.stat().st_size and time.monotonic() < end:
+        size = count.stat().st_size
+        time.sleep(1)
+    assert size == count.stat().st_size > 0

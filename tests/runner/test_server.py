@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from _runner import locate, provision, server
+from _runner import locate, provision, server, venv
 from _runner.api import Api
 from _runner.errors import Exit, RunnerError
 from _runner.paths import Cache
@@ -91,6 +91,20 @@ def test_a_taken_port_is_tried_again(tmp_path: Path, cache: Cache, monkeypatch: 
     first = f"import pathlib\nif not pathlib.Path('once').exists():\n    pathlib.Path('once').touch()\n    {taken}"
     with server.Server(prepared_host(tmp_path / "host", first + SERVES), cache, Talk(stream=io.StringIO())) as running:
         assert running.alive
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_guard_hands_on_the_exit_code(code: int) -> None:
+    """While its stdin is still open, as it is when pip or a server ends by itself."""
+    command = [sys.executable, str(venv.GUARD), sys.executable, "-c", f"raise SystemExit({code})"]
+    for _ in range(3):
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert child.stdin is not None
+        assert child.stderr is not None
+        assert child.wait(20) == code
+        assert child.stderr.read() == b""
+        child.stdin.close()
+        child.stderr.close()
 
 
 def test_old_logs_and_leftovers_go(tmp_path: Path, cache: Cache) -> None:

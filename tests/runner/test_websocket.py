@@ -84,10 +84,9 @@ def test_a_close_is_answered_and_told() -> None:
     assert wire.sent == [(Opcode.CLOSE, (1001).to_bytes(2, "big"))]
 
 
-@pytest.fixture(scope="module")
-def echo() -> Iterator[int]:
-    """The port of a websocket server made with the library ComfyUI uses: echoes, and obeys a few words."""
-    web = pytest.importorskip("aiohttp.web")
+async def serve_echo(port: list[int], ready: threading.Event) -> None:
+    """A websocket server made with the library ComfyUI uses: echoes, and obeys a few words."""
+    from aiohttp import web
 
     async def handle(request: web.Request) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(max_msg_size=0)
@@ -107,20 +106,23 @@ def echo() -> Iterator[int]:
     async def plain(request: web.Request) -> web.Response:
         return web.Response(text="no websocket here")
 
+    app = web.Application()
+    app.add_routes([web.get("/ws", handle), web.get("/plain", plain)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    port.append(runner.addresses[0][1])
+    ready.set()
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[int]:
+    """The port of serve_echo, which runs in a thread."""
+    pytest.importorskip("aiohttp")
     loop, ready, port = asyncio.new_event_loop(), threading.Event(), []
 
-    async def start() -> None:
-        app = web.Application()
-        app.add_routes([web.get("/ws", handle), web.get("/plain", plain)])
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        port.append(site._server.sockets[0].getsockname()[1])
-        ready.set()
-
     def serve() -> None:
-        loop.run_until_complete(start())
+        loop.run_until_complete(serve_echo(port, ready))
         loop.run_forever()
 
     thread = threading.Thread(target=serve, daemon=True)

@@ -29,11 +29,12 @@ class PlainEngine:
     record: list[tuple[FwdCtx, torch.Tensor, torch.Tensor]] = field(default_factory=list)
     keep_calls: bool = False
     on_attend: Callable[[int, FwdCtx], None] | None = None
+    call_frames: int = 0
 
     def __post_init__(self) -> None:
         rows, cols = token_grid(*self.shape[3:])
         dim = self.weights["head.modulation"].shape[-1]
-        geometry = RunGeometry(self.shape[2], self.block, rows, cols, layer_count(self.weights))
+        geometry = RunGeometry(self.shape[2], self.block, rows, cols, layer_count(self.weights), self.call_frames)
         self.run = RunState(self.settings, geometry, RopeSpec(dim // self.num_heads))
 
     def velocity(self, x: torch.Tensor, ctx: FwdCtx) -> torch.Tensor:

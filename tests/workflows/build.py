@@ -17,6 +17,7 @@ from workflows.flows import FLOWS
 from workflows.graph import Info
 
 FOLDER = PACK_ROOT / "example_workflows"
+BUILT_WITH = "0.3."  # newer hosts describe their own nodes a little differently and load these files as well
 
 
 def build(info: Info) -> dict[str, str]:
@@ -39,7 +40,10 @@ def main() -> None:
     if not named:
         sys.exit(f"set {HOST_VARIABLE} to a ComfyUI checkout")
     with tempfile.TemporaryDirectory() as base:
-        info = describe(start_host(Path(named).expanduser().resolve(), Path(base)))
+        host = start_host(Path(named).expanduser().resolve(), Path(base))
+        info = describe(host)
+    if not host.version.startswith(BUILT_WITH):
+        sys.exit(f"{named} is ComfyUI {host.version}; the files are built with {BUILT_WITH}x")
     for name, text in build(info).items():
         path = FOLDER / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from typing import Any
 
@@ -12,8 +13,6 @@ HOST_MODULES = ("nodes", "comfy_extras.nodes_preview_any")
 
 def host_classes(host: Host) -> dict[str, type]:
     """Our node classes and those of HOST_MODULES by id."""
-    import importlib
-
     classes: dict[str, type] = {}
     for module in HOST_MODULES:
         classes |= importlib.import_module(module).NODE_CLASS_MAPPINGS
@@ -22,9 +21,7 @@ def host_classes(host: Host) -> dict[str, type]:
 
 def describe(host: Host) -> dict[str, Any]:
     """/object_info of `host_classes`, after a round trip through JSON."""
-    import importlib
-
-    names: dict[str, str] = {node_id: str(cls.DISPLAY_NAME) for node_id, cls in host.nodes.items()}  # type: ignore[attr-defined]
+    names = {node_id: str(getattr(cls, "DISPLAY_NAME", node_id)) for node_id, cls in host.nodes.items()}
     for module in HOST_MODULES:
         names = {**importlib.import_module(module).NODE_DISPLAY_NAME_MAPPINGS, **names}
     info = {node_id: _entry(node_id, cls, names) for node_id, cls in host_classes(host).items()}

@@ -10,24 +10,24 @@ from workflows.graph import Graph, Info, Node
 
 MODEL, STORY, VIDEO = "#3f789e", "#8a8", "#b58b2a"
 DEMO_LATENTS, PICTURE_LATENTS = 49, 25
-LOAD_ROOM, VIDEO_ROOM = 150, 560  # for the report and for the video, which appear in the nodes
+LOAD_ROOM, VIDEO_ROOM, SQUARE_VIDEO_ROOM = 170, 390, 560  # for the report and the video, which appear in the nodes
 TEXT_ENCODER, VAE = "umt5_xxl_fp8_e4m3fn_scaled.safetensors", "wan_2.1_vae.safetensors"
 PICTURE = "moss_lined_red_ring.png"
 SAILING = (
-    "A small wooden sailing boat leaves a stone harbour at sunrise, seen from the quay. The camera follows it slowly past "
-    "the lighthouse, gulls circle above, low golden light lies on the waves, realistic film look."
+    "A small wooden sailing boat leaves a stone harbour at sunrise, seen from the quay. The camera follows it slowly "
+    "past the lighthouse, gulls circle above, low golden light lies on the waves, realistic film look."
 )
 MARKET = (
     "A walk through a covered market hall in the morning, at eye level. Fruit stands on both sides, people in light "
     "clothes, steam rises from a tea stall, sun falls through the glass roof, smooth forward camera movement."
 )
 VALLEY = (
-    "A red hot-air balloon floats over a green valley with a winding river, seen from the air, clear morning light, slow "
-    "camera movement, realistic film look."
+    "A red hot-air balloon floats over a green valley with a winding river, seen from the air, clear morning light, "
+    "slow camera movement, realistic film look."
 )
 SNOW = (
-    "A red hot-air balloon floats over the same valley while heavy snow falls, the meadows and the river turn white, grey "
-    "winter light, slow camera movement, realistic film look."
+    "A red hot-air balloon floats over the same valley while heavy snow falls, the meadows and the river turn white, "
+    "grey winter light, slow camera movement, realistic film look."
 )
 
 
@@ -48,7 +48,7 @@ def prompt_lines(name: str, latents: int) -> str:
 
 def _demo_models(graph: Graph) -> tuple[Node, Node, Node]:
     graph.column("1  Demo model", MODEL)
-    model = graph.node("FastARLoadModel", 380, LOAD_ROOM, model_name="fastar_demo_dit.safetensors")
+    model = graph.node("FastARLoadModel", 420, LOAD_ROOM, model_name="fastar_demo_dit.safetensors")
     text = graph.node("FastARDemoText", file="fastar_demo_text.safetensors")
     vae = graph.node("FastARDemoVAE", file="fastar_demo_vae.safetensors")
     return model, text, vae
@@ -65,8 +65,9 @@ def _wan_models(graph: Graph, file: str, preset: str, lora: str = "none") -> tup
 def _sampler(graph: Graph, parts: tuple[Node, Node, Node], prefix: str, **inputs: object) -> None:
     graph.column("3  The video", VIDEO)
     model, _, vae = parts
+    room = SQUARE_VIDEO_ROOM if inputs["width"] == inputs["height"] else VIDEO_ROOM
     graph.node(
-        "FastARStreamingSampler", 420, VIDEO_ROOM, model=(model, "model"), vae=(vae, _first_output(graph, vae)),
+        "FastARStreamingSampler", 420, room, model=(model, "model"), vae=(vae, _first_output(graph, vae)),
         frames_to="file", filename_prefix=f"video/{prefix}", **inputs,
     )  # fmt: skip
 
@@ -117,7 +118,7 @@ def demo_image_to_video(info: Info) -> Graph:
 def _one_prompt(info: Info, name: str, note: str, file: str, preset: str, length: int, text: str) -> Graph:
     graph = Graph(name, info)
     graph.column()
-    graph.note(note, 440, 560, "What you need")
+    graph.note(note, 440, 440, "What you need")
     parts = _wan_models(graph, file, preset)
     graph.column("2  What happens", STORY)
     positive = graph.node("CLIPTextEncode", 420, 180, "Prompt", clip=(parts[1], "CLIP"), text=text)
@@ -143,7 +144,7 @@ def longlive_two_prompts(info: Info) -> Graph:
     """LongLive with a prompt that changes in the middle."""
     graph = Graph("longlive_two_prompts", info)
     graph.column()
-    graph.note(notes.LONGLIVE, 440, 620, "What you need")
+    graph.note(notes.LONGLIVE, 440, 460, "What you need")
     parts = _wan_models(graph, "longlive_base.pt", "longlive1", "lora.pt")
     prompts = _prompts(graph, parts[1], f"0: {VALLEY}\n7.5s: {SNOW}", 500, 220, 300)
     _sampler(

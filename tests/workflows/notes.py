@@ -7,8 +7,8 @@ DEMO_TEXT = """## There and back again
 Needs no downloads and runs on a CPU. Press **Run**.
 
 The small demo model draws a made-up world of named places. The camera starts in *oslo*, visits three other places and \
-comes back. What a place looks like is said **once**, when it is first shown; at frame 157 the prompt only says *from visby \
-to oslo*, so the model has to find the looks in its memory, the key/value cache.
+comes back. What a place looks like is said **once**, when it is first shown; at frame 157 the prompt only says *from \
+visby to oslo*, so the model has to find the looks in its memory, the key/value cache.
 
 The video grows in the sampler node and is a playable file after every block.
 
@@ -27,18 +27,16 @@ camera leaves for another place and returns.
 For models of your own use *Load Image* in place of *FAST-AR Demo Picture*.
 """
 
-_WAN_FILES = """| `umt5_xxl_fp8_e4m3fn_scaled.safetensors` | `models/text_encoders` | Comfy-Org/Wan_2.1_ComfyUI_repackaged |
-| `wan_2.1_vae.safetensors` | `models/vae` | Comfy-Org/Wan_2.1_ComfyUI_repackaged |
+_WAN_FILES = """- `umt5_xxl_fp8_e4m3fn_scaled.safetensors` to `models/text_encoders`, and `wan_2.1_vae.safetensors` to `models/vae`, \
+both from Comfy-Org/Wan_2.1_ComfyUI_repackaged
 """
 
-_FILES = """### Files
-| file | folder | Hugging Face repository |
-| --- | --- | --- |
+_FILES = """### Files, by Hugging Face repository
 """
 
 SELF_FORCING = f"""## Self-Forcing, 832 x 480
 
-{_FILES}| `self_forcing_dmd.pt` (in `checkpoints`) | `models/diffusion_models` | gdhe17/Self-Forcing |
+{_FILES}- `checkpoints/self_forcing_dmd.pt` from gdhe17/Self-Forcing to `models/diffusion_models`
 {_WAN_FILES}
 ### Good to know
 - 81 frames are what the model was trained on, with everything kept: the cache takes 6.04 GB in bf16.
@@ -49,23 +47,24 @@ promised by its authors.
 
 ROLLING_FORCING = f"""## Rolling-Forcing, 832 x 480
 
-{_FILES}| `rolling_forcing_dmd.pt` (in `checkpoints`) | `models/diffusion_models` | TencentARC/RollingForcing |
+{_FILES}- `checkpoints/rolling_forcing_dmd.pt` from TencentARC/RollingForcing to `models/diffusion_models`
 {_WAN_FILES}
 ### Good to know
-- Five blocks are denoised together, each less noisy than the next; the first block is finished after five steps, then one \
-block per step.
-- The cache holds 24 latent frames at any length: 6.90 GB in bf16. The authors show up to 126 latent frames (501 frames).
+- Five blocks are denoised together, each less noisy than the next; the first block is finished after five steps, then \
+one block per step.
+- The cache holds 24 latent frames at any length: 6.90 GB in bf16. The authors show up to 126 latent \
+frames (501 frames).
 - No start image and no change of prompt: the model was not made for them.
 """
 
 LONGLIVE = f"""## LongLive with two prompts, 832 x 480
 
-{_FILES}| `longlive_base.pt` (in `models`) | `models/diffusion_models` | Efficient-Large-Model/LongLive-1.3B |
-| `lora.pt` (in `models`) | `models/loras` | Efficient-Large-Model/LongLive-1.3B |
+{_FILES}- `models/longlive_base.pt` from Efficient-Large-Model/LongLive-1.3B to `models/diffusion_models`
+- `models/lora.pt` from there to `models/loras`
 {_WAN_FILES}
 ### Good to know
 - Both files of the model are needed: the base and its LoRA.
-- At 7.5 s the second prompt takes over at the next block; the last 12 latent frames are computed anew under it, so the \
-scene goes on instead of being cut.
+- At 7.5 s the second prompt takes over at the next block; the last 12 latent frames are computed anew under it, so \
+the scene goes on instead of being cut.
 - The window is 12 latent frames with a sink of 3, so the cache takes 3.45 GB in bf16 at any length.
 """

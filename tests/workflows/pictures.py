@@ -1,7 +1,8 @@
 """Pictures of the pack: the demo's start pictures, and thumbnails of the workflows. Run from the tests folder:
 
     python -m workflows.pictures starts
-    python -m workflows.pictures sheet VIDEO.mp4 NAME      thumbnail of the workflow NAME, and its contact sheet NAME.png
+    python -m workflows.pictures sheet VIDEO.mp4 NAME      thumbnail of the workflow NAME from its result
+    python -m workflows.pictures readme VIDEO.mp4          the contact sheet that the README shows
     python -m workflows.pictures graph SCREENSHOT.png NAME thumbnail of the workflow NAME from a picture of its graph
 """
 
@@ -18,6 +19,7 @@ from tests_support import PACK_ROOT
 
 FOLDER = PACK_ROOT / "example_workflows"
 STARTS = FOLDER / "models" / "pictures"
+README_PICTURE = FOLDER / "contact_sheet.png"
 THUMBNAIL = (640, 480)
 LOOKS = (("moss", "lined", "red", "ring"), ("sky", "plain", "yellow", "diamond"), ("clay", "checked", "white", "cross"))
 GAP, LABEL = 6, 16
@@ -63,7 +65,8 @@ def contact_sheet(frames: list[Image.Image], count: int, columns: int, fps: int 
 def thumbnail(picture: Image.Image) -> Image.Image:
     """The picture inside THUMBNAIL, with bars in the colour of the canvas of the web interface."""
     scale = min(THUMBNAIL[0] / picture.width, THUMBNAIL[1] / picture.height)
-    small = picture.convert("RGB").resize((round(picture.width * scale), round(picture.height * scale)), Image.Resampling.LANCZOS)
+    size = (round(picture.width * scale), round(picture.height * scale))
+    small = picture.convert("RGB").resize(size, Image.Resampling.LANCZOS)
     whole = Image.new("RGB", THUMBNAIL, (32, 32, 32))
     whole.paste(small, ((THUMBNAIL[0] - small.width) // 2, (THUMBNAIL[1] - small.height) // 2))
     return whole
@@ -77,9 +80,9 @@ def main(arguments: list[str]) -> None:
             for name, picture in start_pictures().items():
                 picture.save(STARTS / name, optimize=True)
         case ["sheet", video, name]:
-            frames = read_frames(Path(video))
-            contact_sheet(frames, 24, 8).save(FOLDER / f"{name}.png", optimize=True)
-            _save_thumbnail(contact_sheet(frames, 12, 4), name)
+            _save_thumbnail(contact_sheet(read_frames(Path(video)), 12, 4), name)
+        case ["readme", video]:
+            contact_sheet(read_frames(Path(video)), 24, 8).quantize(256).save(README_PICTURE, optimize=True)
         case ["graph", screenshot, name]:
             _save_thumbnail(Image.open(screenshot), name)
         case _:

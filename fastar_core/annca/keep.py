@@ -1,0 +1,60 @@
+"""Which prompt tokens a latent frame needs: those that share a code with some of its queries."""
+
+from __future__ import annotations
+
+import torch
+
+from ...kernels import registry
+from .settings import AnnCASettings
+
+TINY = 1e-12
+
+
+def _codes(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """float32 [G, N, D] holding integers: x scaled per row to ``bits``-bit codes. The scale of a query does not change its ranking,
+    that of a key does, so it is multiplied back into the keys' codes."""
+    top = 2 ** (bits - 1) - 1
+    scale = x.abs().amax(-1, keepdim=True).clamp_min(TINY) / top
+    return (x / scale).round() * scale
+
+
+def _best(q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, settings: AnnCASettings) -> torch.Tensor:
+    """bool [G, M]: is the token among the ``probes`` best of some query? q [G, N, D], k [G, M, D], valid [G, M]."""
+    score = torch.bmm(_codes(q, settings.bits), _codes(k, settings.bits).transpose(1, 2)).masked_fill(~valid[:, None], -torch.inf)
+    found = score.topk(min(settings.probes, k.shape[1]), dim=-1).indices.flatten(1)
+    return torch.zeros_like(valid).scatter(1, found, True) & valid
+
+
+def _hashed(q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, settings: AnnCASettings, backend: str) -> torch.Tensor:
+    """bool [G, M]: does some query share the token's sign hash in one of the tables?"""
+    generator = torch.Generator().manual_seed(settings.seed)
+    planes = torch.randn(settings.tables, q.shape[2], settings.bits, generator=generator).to(q.device)
+    weight = valid[..., None].float()
+    mean_k = (k * weight).sum(1) / weight.sum(1).clamp_min(1)
+    mean_q = q.mean(1)
+    tables = []
+    for table in planes:
+        mine, theirs = (registry.call("hash_codes", backend, x[:, :, None], mean[:, None], table[None])
+                        for x, mean in ((q, mean_q), (k, mean_k)))
+        flips = [0, *(1 << bit for bit in range(min(settings.probes - 1, settings.bits)))]
+        tables += [(mine, theirs ^ flip) for flip in flips]
+    kept = registry.call("prompt_keep", backend, torch.stack([m for m, _ in tables]), torch.stack([t for _, t in tables]))
+    return kept[:, 0] & valid
+
+
+def keep_tokens(q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, always: torch.Tensor, settings: AnnCASettings,
+                backend: str) -> torch.Tensor:
+    """bool [G, M]: tokens to keep. q [G, N, H, D] of one frame, k [G, M, H, D] of the prompt, valid and always bool [G, M].
+
+    Never fewer than ``min_kept`` beside what is always kept: the tokens with the highest mean logit fill up.
+    """
+    rule = _best if settings.keep == "quant" else lambda *a: _hashed(*a, backend)
+    flat_q, flat_k = q.float().flatten(2), k.float().flatten(2)
+    if settings.per_head:
+        heads = [rule(q[:, :, h].float(), k[:, :, h].float(), valid, settings) for h in range(q.shape[2])]
+        kept = torch.stack(heads).any(0)
+    else:
+        kept = rule(flat_q, flat_k, valid, settings)
+    score = torch.einsum("gd,gmd->gm", flat_q.mean(1), flat_k).masked_fill(~valid | always, -torch.inf)
+    rank = score.masked_fill(kept & valid & ~always, torch.inf).argsort(dim=-1, descending=True).argsort(-1)
+    return valid & (kept | always | (rank < settings.min_kept))

@@ -1,0 +1,1 @@
+"""Benches: one module each, started by tests/bench.py."""
