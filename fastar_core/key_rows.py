@@ -18,8 +18,8 @@ class KeyRows:
 
     ``parts``: (first row, rows, latent frame) in row order, without gaps; frame None = merged history of many frames.
     ``sink_end``: committed frames before this one are a pinned sink. ``owner``: what the keys belong to (one branch's policy or
-    store): equal owner, layer and block mean equal history rows; ``part`` tells apart groups of heads that are kept separately. ``places``: for merged rows, latent frame * tokens per frame + cell
-    of each row's newest token, int64 [B, G, rows].
+    store): equal owner, layer and block mean equal history rows; ``part`` tells apart groups of heads that are kept separately.
+    ``places``: for merged rows, latent frame * tokens per frame + cell of each row's newest token, int64 [B, G, rows].
     """
 
     layer: int

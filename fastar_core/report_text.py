@@ -22,15 +22,12 @@ def time_in_words(seconds: float) -> str:
 def report_in_words(report: Mapping[str, Any]) -> str:
     """A line each for the video, the time, the cache, the files and every warning of a sampler's report."""
     settings, frames, seconds = report["settings"], report["frames"], report["seconds"]
-    cache, kept = settings["cache"], "everything"
-    if cache["window_frames"] is not None:
-        kept = f"a window of {cache['window_frames']} latent frames, sink {cache['sink_frames']}"
     rows = f"{settings['batch']} x " if settings["batch"] > 1 else ""
     spent = f"{time_in_words(seconds['total'])}: model {time_in_words(seconds['sampling'])}"
     lines = [
         f"{rows}{frames['delivered']} frames ({frames['delivered'] / settings['fps']:.1f} s), seed {settings['seed']}",
         f"{spent}, VAE {time_in_words(seconds['vae'])} ({report['decode']['mode']})",
-        f"cache: {kept}, {in_words(int(report['bytes']['kv_peak']))}",
+        f"cache: {settings['cache']['keeps']}, {in_words(int(report['bytes']['kv_peak']))}",
     ]
     lines += [f"saved {Path(file['path']).name}, {file['frames']} frames" for file in report["files"]]
     return "\n".join([*lines, *(f"note: {text}" for text in report["warnings"])])

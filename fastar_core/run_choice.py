@@ -14,6 +14,7 @@ from .geometry import PIXEL_FRAMES_PER_LATENT, RunGeometry
 from .policies import PolicySettings
 from .policies.base import PositionRule, RecacheMode
 from .presets import Preset, check_length, check_prefix, check_window
+from .tempcache.fitting import fit_family
 
 if TYPE_CHECKING:
     from .settings import FastARSettings
@@ -113,6 +114,9 @@ def _switch(preset: Preset, policy: PolicySettings, choice: str, switching: bool
     if preset.rollout_frames is not None:
         told = [f"prompt_switch {choice}: {preset.label} recomputes its context at every restart anyway; choose none or rebuild"]
         return policy, None, False, told if switching else []
+    if policy.kind == "tempcache" and policy.tempcache is not None and choice == "keep":
+        # groups stay as they are, only pinned frames are written anew
+        return policy, min(policy.tempcache.recent_frames, preset.recache_frames or RECACHE_FRAMES) or None, False, []
     frames = policy.window_frames if policy.kind == "sink_window" else None
     return policy, frames or preset.recache_frames or RECACHE_FRAMES, False, []
 
@@ -123,8 +127,9 @@ def choose_run(preset: Preset, policy: PolicySettings, num_levels: int, prompt_s
 
     Raises ConfigError for a choice that does not exist.
     """
-    policy, recache, rebuild, warnings = _switch(preset, policy, prompt_switch, switching)
     loop = cast(LoopKind, preset.loop)
+    policy = fit_family(policy, preset, call_frames(loop, preset.block, num_levels, None))
+    policy, recache, rebuild, warnings = _switch(preset, policy, prompt_switch, switching)
     recache = recache if switching else None
     return RunChoice(loop, policy, preset.block, call_frames(loop, preset.block, num_levels, recache), recache,
                      rebuild and switching, preset_restart(preset), cast(SolverKind, preset.solver), warnings)
@@ -134,5 +139,6 @@ def run_warnings(preset: Preset, run: RunChoice, total_frames: int, prefix_frame
     """Warnings about length, start frames and window of a run."""
     policy = run.policy
     own = run.call_frames if run.loop == "rolling" else run.block
-    return [*run.warnings, *(check_length(preset, total_frames) if policy.window_frames is None else []),
+    unbounded = policy.window_frames is None and (policy.tempcache is None or policy.tempcache.reindex_span is None)
+    return [*run.warnings, *(check_length(preset, total_frames) if unbounded else []),
             *check_prefix(preset, prefix_frames), *check_window(preset, policy.window_frames, policy.sink_frames, run.block, own)]

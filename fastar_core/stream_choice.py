@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import torch
 
@@ -22,6 +22,7 @@ from .presets import AUTO, Preset, check_block, check_cfg, get_preset, preset_ke
 from .run_choice import RunChoice, run_warnings
 from .settings import FastARSettings
 from .sigmas import SigmaSchedule
+from .tempcache.fitting import plan_of
 
 FRAMES_CHOICES = ("auto", "memory", "file")
 FILE_ABOVE = 129
@@ -128,12 +129,15 @@ def given_schedule(sigmas: Sequence[float], preset: Preset) -> SigmaSchedule:
     return SigmaSchedule(tuple(sigmas[:-1]), own.first_block, None, own.first_timesteps)
 
 
-def planned_kv_bytes(policy: PolicySettings, geometry: RunGeometry, width: int, element_bytes: int, rows: int) -> int:
+def planned_kv_bytes(policy: PolicySettings, geometry: RunGeometry, width: int, element_bytes: int, rows: int, heads: int = 1) -> int:
     """Bytes the cache will hold at most. ``width`` = heads x head dim, ``rows`` = batch rows over all branches.
 
     The store has its full size from the first call on; once frames are evicted, the last block's former rows are kept
     too.
     """
+    compressed = plan_of(policy, geometry, heads, width // heads, element_bytes, rows)
+    if compressed is not None:
+        return compressed.total_bytes
     total, window = geometry.total_frames, policy.window_frames
     stored = total if window is None else window + (policy.sink_frames if policy.kind == "rolling" else 0)
     capacity = min(stored, total)
@@ -144,10 +148,21 @@ def planned_kv_bytes(policy: PolicySettings, geometry: RunGeometry, width: int, 
 
 def largest_window(policy: PolicySettings, geometry: RunGeometry, width: int, element_bytes: int, rows: int,
                    room: int) -> int:
-    """Latent frames of the largest window whose cache fits into ``room`` bytes; 0 when not even two blocks do."""
+    """Latent frames of the largest window of a plain cache that fits into ``room`` bytes; 0 when not even two blocks do."""
     per_frame = kv_bytes_per_frame(geometry.num_layers, width, geometry.tokens_per_frame, element_bytes, rows)
     window = room // max(1, per_frame) - geometry.block
     return int(window) if window >= policy.sink_frames + 2 * geometry.block else 0
+
+
+def kept_in_words(policy: PolicySettings) -> str:
+    """What a cache keeps, for log lines and reports."""
+    if policy.kind == "tempcache" and policy.tempcache is not None:
+        settings = policy.tempcache
+        return (f"everything, merged into {settings.budget_frames:g} latent frames (sink {policy.sink_frames}, recent "
+                f"{settings.recent_frames})")
+    if policy.window_frames is None:
+        return "everything"
+    return f"{policy.window_frames} latent frames (sink {policy.sink_frames})"
 
 
 @dataclass
@@ -179,6 +194,7 @@ class Choice:
             "width": canvas.width, "height": canvas.height, "length": canvas.length, "batch": canvas.batch,
             "loop": run.loop, "solver": run.solver, "prompt_switch": switch,
             "prefix_latent_frames": canvas.prefix_frames,
-            "cache": {"policy": policy.kind, "window_frames": policy.window_frames,
-                      "sink_frames": policy.sink_frames, "positions": policy.positions},
+            "cache": {"policy": policy.kind, "window_frames": policy.window_frames, "sink_frames": policy.sink_frames,
+                      "positions": policy.positions, "keeps": kept_in_words(policy),
+                      **({"tempcache": asdict(policy.tempcache)} if policy.tempcache is not None else {})},
         }

@@ -67,8 +67,9 @@ def _backend(name: str) -> _Backend:
         return _backends[name]
 
 
-def _unusable(backend: _Backend, device: torch.device, forced: bool) -> str | None:
-    """Why the back-end cannot be used for tensors on ``device`` at all; probes it on first need."""
+def _unusable(name: str, device: torch.device, forced: bool) -> str | None:
+    """Why the back-end cannot be used for tensors on ``device`` at all; probes it on first need and logs what that finds."""
+    backend = _backend(name)
     if backend.reason is not None:
         return backend.reason
     here = getattr(backend.package, "why_not_here", None)
@@ -83,6 +84,8 @@ def _unusable(backend: _Backend, device: torch.device, forced: bool) -> str | No
             except Exception as error:  # a probe runs foreign compilers and drivers; what they raise is not listed anywhere
                 backend.reason = _words(error)
             backend.probed = True
+            if backend.reason is not None:
+                logger.info("FAST-AR: kernels of %s are not available: %s", name, backend.reason)
         return backend.reason
 
 
@@ -112,14 +115,14 @@ def forced_backend(requested: str) -> str | None:
 
 def unavailable(name: str, device: torch.device, forced: bool = False) -> str | None:
     """Why back-end ``name`` cannot be used at all for tensors on ``device``, or None; ``forced`` as if it had been asked for."""
-    return _unusable(_backend(name), device, forced)
+    return _unusable(name, device, forced)
 
 
 def why_not(name: str, op: str, *args: Any, forced: bool = False, **kwargs: Any) -> str | None:
     """Why back-end ``name`` cannot run this call, in words, or None when it can."""
     backend = _backend(name)
     device = ops.first_tensor(args[0] if args else next(iter(kwargs.values()))).device
-    reason = _unusable(backend, device, forced)
+    reason = _unusable(name, device, forced)
     if reason is not None:
         return reason
     module = _module(name, backend, op)
@@ -164,7 +167,7 @@ def status(device: torch.device | None = None) -> list[dict[str, str]]:
     rows = []
     for name in PRIORITY:
         backend = _backend(name)
-        reason = _unusable(backend, device or _default_device(), forced_backend("auto") == name)
+        reason = _unusable(name, device or _default_device(), forced_backend("auto") == name)
         accepted = []
         for op in OPS if reason is None else ():
             module = _module(name, backend, op)

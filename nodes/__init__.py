@@ -20,7 +20,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-NODE_MODULES = ("load_model", "sampler", "prompts", "demo", "status")
+NODE_MODULES = ("load_model", "sampler", "tempcache", "prompts", "demo", "status", "annca", "annsa")
 
 
 def collect_nodes(modules: tuple[str, ...] = NODE_MODULES) -> tuple[dict[str, type[Any]], dict[str, str]]:

@@ -18,7 +18,7 @@ from .paths import Cache, cache_folder
 from .progress import Progress
 from .provision import Wishes, prepare
 from .server import Server
-from .settings import ObjectInfo, assign, set_frames, set_seed
+from .settings import ObjectInfo, assign, set_frames, set_seed, split_assignment
 from .talk import Talk, clock
 from .ui_convert import check_known, to_api
 from .watch import Run
@@ -71,6 +71,8 @@ def _list(as_json: bool) -> int:
 def _run(options: Options, talk: Talk) -> dict[str, Any]:
     workflow = load_workflow(find_workflow(options.workflow))
     check_target(options.output)
+    for text in options.settings:  # a typing error must not cost a set-up and a start of the server
+        split_assignment(text)
     with _server(options, talk) as (api, server):
         info = api.get("/object_info")
         prompt = _prompt(workflow, info, options, server)

@@ -17,6 +17,7 @@ from .venv import clean_environment, python_of
 
 OLDEST = (0, 3, 75)
 HOST_VARIABLE = "COMFYUI_PATH"
+NO_START = "does not run"
 # A host does not start without these.
 NEEDS = (
     "torch", "torchvision", "aiohttp", "av", "einops", "numpy", "PIL", "psutil", "requests", "safetensors", "scipy",
@@ -62,6 +63,13 @@ class Python:
     torch: str | None = None
     version: str | None = None
     frontend: bool = False
+
+    @property
+    def fault(self) -> str:
+        """What keeps it from running a host, in words: 'does not run: ...' or 'lacks torch, av'."""
+        if self.missing and self.missing[0].startswith(NO_START):
+            return self.missing[0]
+        return f"lacks {', '.join(self.missing)}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +149,7 @@ def ask(python: Path, own: bool = False) -> Python:
             encoding="utf-8", errors="replace", check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as reason:
-        return Python(python, (f"does not run: {reason}",))
+        return Python(python, (f"{NO_START}: {reason}",))
     for line in done.stdout.splitlines():
         if line.startswith("fastar-probe "):
             found = json.loads(line.removeprefix("fastar-probe "))
@@ -149,7 +157,7 @@ def ask(python: Path, own: bool = False) -> Python:
                 python, tuple(found["missing"]), found["gpu"], found["torch"], found["python"], found["frontend"]
             )
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return Python(python, (f"does not run: {last[:200]}",))
+    return Python(python, (f"{NO_START}: {last[:200]}",))
 
 
 def candidates(host: Path, system: str = sys.platform) -> list[Path]:
@@ -171,7 +179,7 @@ def find_python(host: Path, chosen: Path | None = None) -> Python:
         found = ask(path)
         if not found.missing:
             return found
-        tried.append(f"  {path}: lacks {', '.join(found.missing)}")
+        tried.append(f"  {path}: {found.fault}")
     raise RunnerError(
         Exit.SETUP,
         f"no Python that can run the ComfyUI in {host} was found. Tried:\n" + "\n".join(tried) + "\nStart run.py with "
@@ -185,7 +193,7 @@ def chosen_python(path: Path) -> Python:
     if found.missing:
         raise RunnerError(
             Exit.SETUP,
-            f"--python {path} cannot run ComfyUI: it lacks {', '.join(found.missing)}. Install these there, or name "
-            "another interpreter.",
+            f"--python {path} cannot run ComfyUI: it {found.fault}. Name another interpreter, or install there what is "
+            "missing.",
         )
     return found

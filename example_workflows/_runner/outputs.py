@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +72,8 @@ def check_target(target: Path | None) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as reason:
         raise RunnerError(Exit.USAGE, f"--output {target}: {folder} cannot be made: {reason}") from reason
+    if not os.access(folder, os.W_OK):
+        raise RunnerError(Exit.USAGE, f"--output {target}: {folder} cannot be written to; choose another folder")
 
 
 def is_folder(target: Path) -> bool:
@@ -147,12 +150,11 @@ def _fetch(output: Output, there: Path | None, place: Path, api: Api) -> None:
 
 
 def count_frames(saved: list[Path], report: Any) -> int | None:
-    """Frames of the first video, else what the report says, else the number of files."""
+    """Frames of the first video, else what the sampler's report says it delivered, else the number of files."""
     for path in saved:
         if path.suffix.lower() in (".mp4", ".mov") and (frames := video_frames(path)) is not None:
             return frames
-    if isinstance(report, dict):
-        for key in ("frames", "pixel_frames", "total_frames"):
-            if isinstance(report.get(key), int):
-                return int(report[key])
+    told = report.get("frames") if isinstance(report, dict) else None
+    if isinstance(told, dict) and isinstance(told.get("delivered"), int):
+        return int(told["delivered"])
     return len(saved) or None

@@ -19,6 +19,7 @@ from .websocket import ClosedError, WebSocket, WebSocketError
 
 _ASK_EVERY_S = 5.0
 _STOP_WAIT_S = 20.0
+OWN_ERRORS = ".fastar_core.errors"
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,6 @@ def failure(prompt: Prompt, data: dict[str, Any]) -> str:
     """A node's error in words: which node, and what it said; never the traceback."""
     where = describe(prompt, str(data.get("node_id")), data.get("node_type"))
     text = str(data.get("exception_message") or data.get("exception_type") or "no message").strip()
-    kind = str(data.get("exception_type") or "").rpartition(".")[2]
-    ours = kind in ("", "FastARError") or text == kind
-    return f"{where} failed: {text}" + ("" if ours else f" ({kind})")
+    module, _, kind = str(data.get("exception_type") or "").rpartition(".")
+    enough = not kind or text == kind or module.endswith(OWN_ERRORS)  # our own messages say it all
+    return f"{where} failed: {text}" + ("" if enough else f" ({kind})")

@@ -56,27 +56,39 @@ def make_offers(mass: torch.Tensor, query_counts: torch.Tensor, buffer: KeyBuffe
 
 
 def take_best(gain: torch.Tensor, cost: torch.Tensor, budget: torch.Tensor) -> torch.Tensor:
-    """bool: the offers with the highest gain whose summed cost stays within budget; gain, cost [G, n], budget [G]."""
+    """bool: the offers with the highest gain whose summed cost stays within budget; gain, cost [G, n], budget [G].
+
+    What the first offer that is too large leaves over goes, once, to smaller ones behind it.
+    """
     order = gain.argsort(dim=-1, descending=True, stable=True)
-    spent = torch.gather(cost, 1, order).double().cumsum(-1)
-    return torch.zeros_like(gain, dtype=torch.bool).scatter(1, order, spent <= budget[:, None] * (1 + 1e-9))
+    price = torch.gather(cost, 1, order).double()
+    limit = budget[:, None] * (1 + 1e-9)
+    taken = price.cumsum(-1) <= limit
+    rest = limit - (price * taken).sum(-1, keepdim=True)
+    small = ~taken & (price <= rest)
+    taken = taken | (small & ((price * small).cumsum(-1) <= rest))
+    return torch.zeros_like(taken).scatter(1, order, taken)
 
 
-def choose(offers: Offers, threshold: torch.Tensor | None) -> torch.Tensor:
-    """bool [B, H, C, K]: by the run's threshold on the gain, or, before there is one, by this call's own budget."""
-    if threshold is not None:
-        return (offers.gain >= threshold) & (offers.cost >= 0)
-    flat = take_best(offers.gain.flatten(1), offers.cost.flatten(1), offers.budget)
-    return flat.view_as(offers.gain)
+def choose(offers: Offers, share: torch.Tensor | None) -> torch.Tensor:
+    """bool [B, H, C, K]: the best offers within the call's budget, or ``share`` times that (scalar)."""
+    budget = offers.budget if share is None else offers.budget * share
+    return take_best(offers.gain.flatten(1), offers.cost.flatten(1), budget).view_as(offers.gain)
 
 
-def common_threshold(offers: list[Offers]) -> torch.Tensor:
-    """The gain at which the budgets of all calls together are spent; scalar on the device."""
+def balanced_shares(offers: list[Offers]) -> list[torch.Tensor]:
+    """What part of its own budget each call should spend so that all together take the best offers there are: scalars.
+
+    Shares of the last block serve the next one. A threshold on the gain would do the same, but spends too much or too little as soon
+    as the picture changes.
+    """
     gain = torch.cat([o.gain.flatten() for o in offers])
     cost = torch.cat([o.cost.flatten() for o in offers])
-    budget = torch.stack([o.budget.sum() for o in offers]).sum()
-    taken = take_best(gain[None], cost[None], budget[None])[0]
-    return torch.where(taken.all(), gain.new_tensor(-2.0), gain.masked_fill(~taken, torch.inf).amin())
+    own = torch.stack([o.budget.sum() for o in offers])
+    taken = take_best(gain[None], cost[None], own.sum()[None])[0]
+    spent = torch.stack([part.sum() for part in (cost.double() * taken).split([o.gain.numel() for o in offers])])
+    whole = own.sum() / spent.sum().clamp_min(1)
+    return [torch.where(mine > 0, part * whole / mine.clamp_min(1), 1.0) for part, mine in zip(spent, own)]
 
 
 def key_ranges(chosen: torch.Tensor, buffer: KeyBuffer) -> torch.Tensor:

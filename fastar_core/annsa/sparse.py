@@ -11,7 +11,7 @@ from ..key_rows import KeyRows, Spans, span_rows
 from ..noise import SEED_LIMIT
 from ..sigma_window import sigma_window
 from .buckets import fit_centroids, nearest_centroid, sign_codes, sign_planes
-from .choose import Offers, common_threshold
+from .choose import Offers, balanced_shares
 from .codes import SharedCodes
 from .cost import CallSize, pays
 from .key_buffer import KeyBuffer, build, row_weights, take
@@ -36,7 +36,7 @@ class SparseAttention:
         self.backend = backend
         self.tally = Tally()
         self.shared = SharedCodes(settings, backend) if settings.buckets == "shared" else None
-        self.threshold: torch.Tensor | None = None
+        self._shares: dict[Hashable, torch.Tensor] = {}
         self._buffers: dict[Hashable, KeyBuffer] = {}
         self._centroids: dict[Hashable, torch.Tensor] = {}
         self._offers: dict[Hashable, Offers] = {}
@@ -46,8 +46,8 @@ class SparseAttention:
 
     def start_call(self, block: Hashable, commits: bool) -> None:
         """Announces a model call. Between blocks the pairs are balanced anew over all layers, by what the last step offered."""
-        if self._offers and (block != self._block or self.threshold is None or commits) and self.settings.balance == "model":
-            self.threshold = common_threshold(list(self._offers.values()))
+        if self._offers and (block != self._block or not self._shares or commits) and self.settings.balance == "model":
+            self._shares = dict(zip(self._offers, balanced_shares(list(self._offers.values()))))
         if block != self._block or commits:
             self._offers.clear()
             self._buffers.clear()
@@ -67,6 +67,7 @@ class SparseAttention:
         self._buffers.clear()
         self._centroids.clear()
         self._offers.clear()
+        self._shares.clear()
         if self.shared is not None:
             self.shared.clear()
 
@@ -125,7 +126,7 @@ class SparseAttention:
             buffer = self._buffers[key] = self._sorted(k, v, bias, rows, spans, made_for)
         buffer.write_own(k, v, spans[2])
         queries, must = self._queries(q, rows, buffer)
-        walk = plan_walk(queries, buffer, self.settings.density, must, self.threshold, self.backend)
+        walk = plan_walk(queries, buffer, self.settings.density, must, self._shares.get(key), self.backend)
         self._offers[key] = walk.offers
         return self._finish(walk, queries, buffer, rows.layer, sigma, rows.ctx.start * SEED_STRIDE + rows.ctx.step)
 

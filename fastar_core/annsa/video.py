@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .buckets import bucket_means, fit_centroids, nearest_centroid
+from .buckets import bucket_means, fit_centroids, nearest_centroid, sign_codes, sign_planes
 from .cost import CallSize, pays
 from .key_buffer import build
 from .sparse import SparseAttention
@@ -94,7 +94,8 @@ class VideoSparse(SparseAttention):
         buffer = build(k, v, None, (outside, (span,), ()), codes, buckets, self.backend, sigma)
         query_codes, centres = self._group(some_q, video, groups, (layer, "queries"))
         queries = Queries(some_q.transpose(1, 2), query_codes, centres)
-        walk = plan_walk(queries, buffer, self.settings.density, self._must(video, groups, buckets, q.device), self.threshold, self.backend)
+        must = self._must(video, groups, buckets, q.device)
+        walk = plan_walk(queries, buffer, self.settings.density, must, self._shares.get(layer), self.backend)
         self._offers[layer] = walk.offers
         return self._finish(walk, queries, buffer, layer, sigma, round(1e6 * sigma))
 
@@ -104,16 +105,24 @@ class VideoSparse(SparseAttention):
         if video.frames:
             each = count // video.frames
             folded = x.unflatten(2, (video.frames, -1)).transpose(1, 2).flatten(0, 1)
-            weight = torch.ones(folded.shape[:3], device=x.device)
-            centroids = fit_centroids(folded, weight, each, self._centroids.get(key), self.backend)
-            self._centroids[key] = centroids
-            local = nearest_centroid(folded, centroids, self.backend).unflatten(0, (batch, -1)).transpose(1, 2)
+            local, centroids = self._in_frame(folded, each, key)
             first = torch.arange(video.frames, device=x.device, dtype=torch.int32)[:, None] * each
-            centres = centroids.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
-            return (local + first).flatten(2).contiguous(), centres
+            codes = (local.unflatten(0, (batch, -1)).transpose(1, 2) + first).flatten(2).contiguous()
+            return codes, centroids.unflatten(0, (batch, -1)).transpose(1, 2).flatten(2, 3)
         codes = (torch.arange(rows, device=x.device) * count // rows).int().expand(batch, heads, -1).contiguous()
         means, _ = bucket_means(x, torch.ones(x.shape[:3], device=x.device), codes, count, self.backend)
         return codes, means
+
+    def _in_frame(self, x: torch.Tensor, count: int, key: Hashable) -> tuple[torch.Tensor, torch.Tensor]:
+        """Codes int32 [G, H, S] of rows x [G, H, S, D] below ``count``, and the centre of each bucket, float32 [G, H, count, D]."""
+        weight = torch.ones(x.shape[:3], device=x.device)
+        if self.settings.buckets == "sign" and count > 1:
+            planes = sign_planes(x.shape[1], x.shape[3], count.bit_length() - 1, self.settings.seed, x.device)
+            codes = sign_codes(x, x.float().mean(2), planes, self.backend)
+            return codes, bucket_means(x, weight, codes, count, self.backend)[0]
+        centroids = fit_centroids(x, weight, count, self._centroids.get(key), self.backend)
+        self._centroids[key] = centroids
+        return nearest_centroid(x, centroids, self.backend), centroids
 
     @staticmethod
     def _must(video: VideoRows, groups: int, buckets: int, device: torch.device) -> torch.Tensor:

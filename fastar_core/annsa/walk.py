@@ -42,14 +42,14 @@ class Walk:
         return registry.call("attend_ranges", backend, queries.q, keys, values, bias, self.order, self.tiles)
 
 
-def plan_walk(queries: Queries, buffer: KeyBuffer, density: float, must: torch.Tensor | None, threshold: torch.Tensor | None,
+def plan_walk(queries: Queries, buffer: KeyBuffer, density: float, must: torch.Tensor | None, share: torch.Tensor | None,
               backend: str) -> Walk:
-    """``must`` bool [B, H, C, K] or broadcastable: buckets taken whatever they promise."""
+    """``must`` bool [B, H, C, K] or broadcastable: buckets taken before all others; ``share`` of the budget to spend."""
     order, offsets = registry.call("bucket_order", backend, queries.codes, queries.buckets)
     mass = expected_mass(queries.q.transpose(1, 2), queries.codes, queries.centres, buffer)
     counts = offsets[..., 1:] - offsets[..., :-1]
     offers = make_offers(mass, counts, buffer, density, None if must is None else must.expand_as(mass))
-    chosen = choose(offers, threshold)
+    chosen = choose(offers, share)
     rows = queries.q.shape[1]
     tiles = registry.call("tile_table", backend, offsets, key_ranges(chosen, buffer).contiguous(), good_tile_rows(rows, queries.buckets), rows)
     return Walk(order, tiles, chosen, offers)

@@ -52,15 +52,13 @@ class Search:
         Only tokens in ``missed`` [B, G, N] need an answer. On the CPU the others are left out of the work; elsewhere that would
         make the host wait for the device.
         """
-        score = torch.full(missed.shape, NO_MATCH, device=tokens.device)
-        index = torch.zeros(missed.shape, dtype=torch.int64, device=tokens.device)
-        asked = slice(None)
-        if tokens.device.type == "cpu":
-            asked = missed.flatten(0, 1).any(0).nonzero()[:, 0]
-            if not len(asked):
-                return score, index
-        found, where = self._search(tokens[:, :, asked], pool, valid)
-        score[:, :, asked], index[:, :, asked] = found, where
+        if tokens.device.type != "cpu":
+            return self._search(tokens, pool, valid)
+        score = torch.full(missed.shape, NO_MATCH)
+        index = torch.zeros(missed.shape, dtype=torch.int64)
+        asked = missed.flatten(0, 1).any(0).nonzero()[:, 0]
+        if len(asked):
+            score[:, :, asked], index[:, :, asked] = self._search(tokens[:, :, asked], pool, valid)
         return score, index
 
     def _search(self, tokens: torch.Tensor, pool: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

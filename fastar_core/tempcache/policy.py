@@ -14,8 +14,8 @@ from ..key_rows import KeyRows, frame_parts
 from ..noise import SEED_LIMIT
 from ..policies.base import CachePolicy, PolicySettings
 from ..positions import RopeSpec, Rotary
-from .ledger import Ledger, Move
-from .settings import TempCacheSettings
+from .ledger import Ledger
+from .settings import FAMILY_SPAN, TempCacheSettings
 from .stats import TempCacheStats
 from .store import LayerStore, StoreSizes, Tables
 
@@ -50,6 +50,9 @@ class TempCache(CachePolicy):
     def __init__(self, settings: PolicySettings, geometry: RunGeometry, rope: RopeSpec, attention: Attention) -> None:
         if settings.tempcache is None:
             raise ConfigError("policy tempcache needs its settings; connect the FAST-AR TempCache node")
+        if settings.sink_frames < 0 or settings.tempcache.reindex_span == FAMILY_SPAN:
+            raise ConfigError(f"sink_frames {settings.sink_frames} and re-index span {settings.tempcache.reindex_span} must be filled in "
+                              "by fit_family before a run")
         self.settings = settings.tempcache
         self.recache_mode = settings.recache
         self.sizes = store_sizes(self.settings, settings.sink_frames, geometry)

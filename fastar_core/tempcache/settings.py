@@ -12,6 +12,9 @@ Search = Literal["exact", "int8", "lsh"]
 Representative = Literal["mean", "last", "medoid"]
 Space = Literal["post", "pre"]
 HistoryType = Literal["same", "int8"]
+FAMILY_SINK = -1  # of PolicySettings.sink_frames: as the family has it, at least 1
+FAMILY_SPAN = 0  # of reindex_span: what the family was trained on
+AUTO_MEMORY = -1  # of memory_gb: what the host can give
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,9 @@ class TempCacheSettings:
     search / bits / tables: how the match is found: "exact", "int8" codes, or "lsh" (sign hash of `bits`, best of `tables`).
     neighbourhood: tokens up to this many rows and columns away in the frame that left before are tried first.
     shared: heads of a layer share their groups (one decision by mean similarity); False decides per head.
-    reindex_span: old positions are squeezed linearly into the last this many frames; None keeps true positions.
+    reindex_span: old positions are squeezed linearly into the last this many frames; None keeps true positions; FAMILY_SPAN is
+        replaced by what the family was trained on before a run.
+    memory_gb: the budget is lowered until the plan keeps this many GB; 0 = no limit; AUTO_MEMORY = what the host can give.
     history_type: "int8" stores merged rows in 8 bits with one scale per row.
     quiet_heads: (layer, head) pairs measured to look at the current frame only; they keep no history.
     usage_decay: weight of the past in a row's running usage. seed: of the queries that usage is measured with.
@@ -57,12 +62,15 @@ class TempCacheSettings:
     quiet_heads: tuple[tuple[int, int], ...] = ()
     usage_decay: float = 0.9
     seed: int = 0
+    memory_gb: float = 0.0
 
     def __post_init__(self) -> None:
         for name, kind in (("space", Space), ("similarity", Similarity), ("search", Search), ("representative", Representative),
                            ("history_type", HistoryType)):
             if getattr(self, name) not in get_args(kind):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(get_args(kind))}")
+        if self.reindex_span is not None and self.reindex_span < 0:
+            raise ConfigError(f"reindex_span is {self.reindex_span}; choose 1 or more latent frames, or None for true positions")
         if self.recent_frames < 0 or self.neighbourhood < 0:
             raise ConfigError(f"recent_frames {self.recent_frames} and neighbourhood {self.neighbourhood} must be 0 or more")
         if not 1 <= self.bits <= 31 or self.tables < 1:

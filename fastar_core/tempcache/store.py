@@ -96,13 +96,14 @@ class LayerStore:
     def _make_pool(self, like: torch.Tensor) -> HistoryPool:
         sizes = self.sizes
         shape = (*like.shape[:2], sizes.history_rows, like.shape[3])
-        blank = like.new_zeros(()).expand(shape) if self.packed else self.keys[:, :, sizes.pinned_rows:sizes.pinned_rows + sizes.history_rows]
+        history = slice(sizes.pinned_rows, sizes.pinned_rows + sizes.history_rows)
+        blank = like.new_zeros(()).expand(shape) if self.packed else self.keys[:, :, history]
         if self.packed:
             keys: MeanRows | PackedRows = PackedRows(blank)
             values: MeanRows | PackedRows = PackedRows(blank)
         else:
             keys = MeanRows(like.new_zeros(shape) if self.moves else blank, self.settings.representative == "mean")
-            values = MeanRows(self.values[:, :, sizes.pinned_rows:sizes.pinned_rows + sizes.history_rows])
+            values = MeanRows(self.values[:, :, history])
         return HistoryPool(keys, values, blank, sizes.rows, sizes.cols, self.settings)
 
     def bytes(self) -> int:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-OLDEST = (3, 2)
+OLDEST = (3, 4)
 OLDEST_CAPABILITY = (8, 0)
-PROBE = "probe.py"
+PROBE = Path(__file__).with_name("probe.py")
 PROBE_SECONDS = 120
 
 
@@ -58,10 +58,9 @@ def probe() -> str | None:
 
 def _child_dies() -> str | None:
     """Why the child that compiles the probe kernel did not come back well, or None."""
-    script = Path(__file__).with_name(PROBE)
     try:
         done = subprocess.run(
-            [sys.executable, "-s", str(script)], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
+            [sys.executable, "-s", str(PROBE)], capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"the probe of its compiler did not finish: {error}"

@@ -15,7 +15,8 @@ from .launch import arch, launch, padded_dim
 from .shapes import Shape, attend_shape
 
 Result = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
-DESCRIPTOR_ARCHS = ("sm_90", "sm_100", "sm_120")
+DESCRIPTOR_ARCHS = ("sm_90",)  # on the later ones the tiles of the tables spill with them
+DESCRIPTOR_BYTES = 16
 MIN_ROWS = 16
 
 
@@ -51,7 +52,7 @@ def run(
         table = (order.contiguous(), tiles.row_start, tiles.row_count, tiles.key_start, tiles.key_end)
         count = tiles.row_start.shape[2]
     wanted = knobs.descriptors() if descriptors is None else descriptors
-    desc = wanted and dim == wide and k.shape[1] >= shape.keys and arch(q.device) in DESCRIPTOR_ARCHS
+    desc = wanted and dim == wide and k.shape[1] >= shape.keys and all(_describable(t) for t in (k, v))
     described = tuple(_descriptor(t, shape.keys) for t in (k, v)) if desc else (None, None)
     strides = [s for t in (q, k, v, out) for s in t.stride()[:3]]
     launch(
@@ -80,6 +81,12 @@ def _split(tiles: TileTable, rows: int) -> TileTable:
     count = (tiles.row_count[..., None] - offset).clamp(0, rows).flatten(2)
     low, high = (t.repeat_interleave(parts, dim=2) for t in (tiles.key_start, tiles.key_end))
     return TileTable(start, count, low, high, rows, tiles.covers_rows)
+
+
+def _describable(rows: torch.Tensor) -> bool:
+    """Tensor descriptors exist on some GPUs and want addresses and strides that are multiples of 16 bytes."""
+    places = [rows.data_ptr(), *(stride * rows.element_size() for stride in rows.stride()[:3])]
+    return arch(rows.device) in DESCRIPTOR_ARCHS and all(place % DESCRIPTOR_BYTES == 0 for place in places)
 
 
 def _descriptor(rows: torch.Tensor, count: int) -> Any:

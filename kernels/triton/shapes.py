@@ -20,7 +20,8 @@ SHARED_LIMIT = {
 }
 
 
-# Tiles of 64 rows: without a bound the assembler of sm_89 aims at more blocks per processor and spills for it.
+# For small tiles: without a bound the assembler aims at more blocks per processor and spills for it. Large ones are better off
+# without (at the bound, 3.6.0 spills on sm_120).
 NVIDIA_REGISTERS = 255
 
 
@@ -71,7 +72,7 @@ def attend_shape(arch: str, dtype: torch.dtype, dim: int, rows: int = 128) -> Sh
         return Shape(min(rows, 64), 32, 8, 2, exact)
     if rows <= 64:
         return Shape(max(rows, 16), 32, 4, 3, exact, NVIDIA_REGISTERS)
-    return Shape(128, 64 if kind == "sm_90" else 32, 8, 3, exact)
+    return Shape(128, 64 if kind == "sm_90" else 32, 8, 3, exact, NVIDIA_REGISTERS if dim <= 64 else None)
 
 
 def search_shape(arch: str, dtype: torch.dtype, dim: int) -> Shape:

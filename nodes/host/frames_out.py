@@ -40,10 +40,10 @@ class FramesOut(Protocol):
 
 
 class MemoryFrames:
-    """All frames in one tensor, allocated once."""
+    """All frames in one tensor, allocated once. Raises ConfigError for an fps that no video can have."""
 
     def __init__(self, canvas: Canvas, fps: float) -> None:
-        self.canvas, self.fps = canvas, fps
+        self.canvas, self.rate = canvas, frame_rate(fps)
         self.count = 0
         self._store: torch.Tensor | None = None
 
@@ -65,7 +65,7 @@ class MemoryFrames:
 
     def videos(self) -> list[Any]:
         rows = self.images().unflatten(0, (-1, self.canvas.length))
-        return [VideoFromComponents(VideoComponents(images=row, frame_rate=frame_rate(self.fps))) for row in rows]
+        return [VideoFromComponents(VideoComponents(images=row, frame_rate=self.rate)) for row in rows]
 
     def files(self) -> list[tuple[Path, int]]:
         return []

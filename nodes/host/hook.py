@@ -23,6 +23,7 @@ from ...fastar_core.positions import RopeSpec
 from ...fastar_core.runstate import RunState
 
 WRAPPER_KEY = "fastar"
+STREAMING = "fastar_streaming"
 IDENTITY_ROPE = {f"{kind}_{axis}": 0.0 for kind in ("scale", "shift") for axis in "tyx"}
 SUPPORTED_CLASSES = ("WanModel", "CausalWanModel")
 # A one-sigma call cannot say per-frame sigmas; x - denoised is the velocity exactly when the scalar sigma is 1.
@@ -54,7 +55,8 @@ def branch_names(conds: dict[str, list[dict[str, Any]]]) -> dict[Any, Hashable]:
     return {entry["uuid"]: (role.split("@")[0], i) for role, entries in conds.items() for i, entry in enumerate(entries or ())}
 
 
-def _describe(function: object) -> str:
+def describe(function: object) -> str:
+    """Module and name of a function, for messages."""
     return f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__name__)}"
 
 
@@ -89,14 +91,14 @@ class CallHooks:
         kind = comfy.patcher_extension.WrappersMP.DIFFUSION_MODEL
         wrappers = {k: dict(v) for k, v in old.get("wrappers", {}).items()}
         wrappers.setdefault(kind, {})[WRAPPER_KEY] = [self._forward]
-        return {**old, "rope_options": dict(IDENTITY_ROPE), "patches_replace": replace, "wrappers": wrappers,
+        return {**old, STREAMING: True, "rope_options": dict(IDENTITY_ROPE), "patches_replace": replace, "wrappers": wrappers,
                 "optimized_attention_override": self.attention}
 
     def _block(self, layer: int, previous: Callable[..., Any] | None) -> Callable[..., Any]:
         def marked(args: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
             active = args["transformer_options"].get("optimized_attention_override")
             if active != self.attention:
-                raise UnsupportedError(f"FAST-AR is not active: its attention was overridden by {_describe(active)}. Put the "
+                raise UnsupportedError(f"FAST-AR is not active: its attention was overridden by {describe(active)}. Put the "
                                        "FAST-AR node after the node that sets this attention")
             self._layer = layer
             try:
@@ -164,7 +166,7 @@ class CallHooks:
 
         def dense(qh: torch.Tensor, kh: torch.Tensor, vh: torch.Tensor) -> torch.Tensor:
             flat = (t.flatten(2) for t in (qh, kh, vh))
-            return self._pass_on(func, *flat, heads, *args, **kwargs).unflatten(-1, (heads, -1))
+            return self._pass_on(func, *flat, qh.shape[2], *args, **kwargs).unflatten(-1, (qh.shape[2], -1))
 
         self.run.attention.dense = dense
         split = [t.unflatten(-1, (heads, -1)).split(rows) for t in (q, k, v)]

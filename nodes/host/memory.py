@@ -8,10 +8,13 @@ from typing import Any
 import comfy.model_management as management
 import torch
 
+from ...fastar_core.decode_plan import in_words
 from ...fastar_core.errors import MemoryPlanError
 from ...fastar_core.geometry import RunGeometry
 from ...fastar_core.policies import PolicySettings
 from ...fastar_core.stream_choice import Canvas, largest_window, planned_kv_bytes
+from ...fastar_core.tempcache.fitting import fit_memory, plan_of
+from ...fastar_core.tempcache.plan import budget_from_bytes
 from .memory_swap import ensure_loaded
 
 GIB = 1024**3
@@ -31,22 +34,38 @@ def room_for(device: torch.device) -> int:
                       if m.device == device and not m.is_dead())
 
 
+def active_branches(guider: Any) -> int:
+    """Conditioning entries of the host's guider that can take part in a call."""
+    unused = "negative" if getattr(guider, "cfg", 1.0) == 1.0 else None
+    return max(1, sum(len(entries or ()) for role, entries in guider.conds.items() if role != unused))
+
+
 @dataclass(frozen=True)
 class CachePlan:
-    """Bytes on ``device``: the cache, one model call's activations (the host's estimate), and the room there is."""
+    """Bytes on ``device``: the cache, one model call's activations (the host's estimate), and the room there is.
+
+    ``policy``: the cache rule with its budget fitted to a memory limit; ``largest``: latent frames of a window, or of a TempCache
+    budget, that would fit (0 = none); ``words``: what TempCache holds and when it is full.
+    """
 
     device: torch.device
     kv_bytes: int
     call_bytes: int
     room_bytes: int
-    largest_window: int
+    largest: int
+    policy: PolicySettings
+    words: str = ""
+
+    def __str__(self) -> str:
+        return self.words or in_words(self.kv_bytes)
 
     def check(self, canvas: Canvas) -> None:
         """Raises MemoryPlanError when cache and one model call do not fit together, whatever else is unloaded."""
         if self.kv_bytes + self.call_bytes <= self.room_bytes:
             return
-        cure = (f"choose cache 'sink_window' with a window of {self.largest_window} latent frames or fewer, or lower"
-                if self.largest_window else "lower")
+        merged = self.policy.kind == "tempcache"
+        way = "set the budget of FAST-AR TempCache to" if merged else "choose cache 'sink_window' with a window of"
+        cure = f"{way} {self.largest} latent frames or fewer, or lower" if self.largest else "lower"
         raise MemoryPlanError(
             f"the cache for {canvas.latent_frames} latent frames of {canvas.width} x {canvas.height} pixels needs "
             f"{self.kv_bytes / GIB:.2f} GiB and one model call {self.call_bytes / GIB:.2f} GiB, but at most "
@@ -58,17 +77,31 @@ def plan_cache(patcher: Any, policy: PolicySettings, geometry: RunGeometry, late
     """Bytes of a run over latents of ``latent_shape`` [B, C, T, h, w] with ``branches`` conditioning entries; ``sorted_copy``: AnnSA
     keeps keys and values a second time, in bucket order."""
     base, device = patcher.model, patcher.load_device
-    width = base.diffusion_model.dim
+    network = base.diffusion_model
     element = management.dtype_size(compute_dtype(base))
-    batch = latent_shape[0]
-    rows = batch * branches
+    rows = latent_shape[0] * branches
     longest = min(max(geometry.block, geometry.call_frames), latent_shape[2])
     call = int(base.memory_required([rows, latent_shape[1], longest, *latent_shape[3:]]))
     room = room_for(device)
     copies = 2 if sorted_copy else 1
-    kv_bytes = copies * planned_kv_bytes(policy, geometry, width, element, rows)
-    window = largest_window(policy, geometry, width, element, rows, (room - call) // copies)
-    return CachePlan(device, kv_bytes, call, room, window)
+    given = (network.num_heads, network.dim // network.num_heads, element, rows)
+    policy = fit_memory(policy, geometry, *given, (room - call) // copies)
+    plan = plan_of(policy, geometry, *given)
+    if plan is not None:
+        largest = _largest_budget(policy, geometry, given, (room - call) // copies)
+        return CachePlan(device, copies * plan.total_bytes, call, room, largest, policy, plan.words())
+    kv_bytes = copies * planned_kv_bytes(policy, geometry, network.dim, element, rows)
+    largest = largest_window(policy, geometry, network.dim, element, rows, (room - call) // copies)
+    return CachePlan(device, kv_bytes, call, room, largest, policy)
+
+
+def _largest_budget(policy: PolicySettings, geometry: RunGeometry, given: tuple[int, int, int, int], room: int) -> int:
+    """Latent frames of the largest TempCache budget that fits; 0 when none does."""
+    assert policy.tempcache is not None
+    try:
+        return int(budget_from_bytes(policy.tempcache, policy.sink_frames, geometry, *given, room).budget_frames)
+    except MemoryPlanError:
+        return 0
 
 
 def make_room(patcher: Any, needed: int) -> None:

@@ -14,12 +14,15 @@ import comfy.patcher_extension
 import torch
 
 from ...fastar_core.context import FwdCtx
-from ...fastar_core.geometry import RunGeometry, token_grid
+from ...fastar_core.geometry import PIXELS_PER_LATENT, RunGeometry, pixel_frames_for, token_grid
 from ...fastar_core.policies import PolicySettings
 from ...fastar_core.runstate import RunState
 from ...fastar_core.settings import FastARSettings
 from ...fastar_core.sigmas import TRAIN_STEPS
+from ...fastar_core.stream_choice import Canvas, kept_in_words
+from ...fastar_core.tempcache.fitting import fit_family
 from .hook import WRAPPER_KEY, CallHooks, branch_names, check_model, rope_spec
+from .memory import CachePlan, active_branches, plan_cache
 
 logger = logging.getLogger(__name__)
 PER_CALL_KEYS = ("uuids", "cond_or_uncond", "sigmas", "sample_sigmas")
@@ -38,11 +41,27 @@ class _NativeRun:
         settings: FastARSettings = options["fastar"]
         network = self.guider.inner_model.diffusion_model
         check_model(network)
-        rows, cols = token_grid(*x.shape[3:])
-        geometry = RunGeometry(self.total_frames, self.block, rows, cols, len(network.blocks))
-        state = RunState(settings.policy or PolicySettings(), geometry, rope_spec(network, options), settings.backend,
+        plan = self._plan(x, options, settings)
+        geometry = self._geometry(x, len(network.blocks))
+        state = RunState(plan.policy, geometry, rope_spec(network, options), settings.backend,
                          options["sample_sigmas"].tolist(), settings.annca, settings.annsa)
         return CallHooks(network, state, branch_names(self.guider.conds), options)
+
+    def _geometry(self, x: torch.Tensor, num_layers: int) -> RunGeometry:
+        """The first call may hold given frames, more than a block of them."""
+        return RunGeometry(self.total_frames, self.block, *token_grid(*x.shape[3:]), num_layers, max(self.block, x.shape[2]))
+
+    def _plan(self, x: torch.Tensor, options: dict[str, Any], settings: FastARSettings) -> CachePlan:
+        """What the cache will hold, checked and told before anything is allocated."""
+        guider = self.guider
+        policy = fit_family(settings.policy or PolicySettings(), settings.preset, self.block)
+        geometry = self._geometry(x, len(guider.inner_model.diffusion_model.blocks))
+        shape = (x.shape[0] // max(1, len(options["uuids"])), x.shape[1], self.total_frames, *x.shape[3:])
+        plan = plan_cache(guider.model_patcher, policy, geometry, shape, active_branches(guider), settings.annsa is not None)
+        plan.check(Canvas(PIXELS_PER_LATENT * x.shape[4], PIXELS_PER_LATENT * x.shape[3], pixel_frames_for(self.total_frames), shape[0]))
+        logger.info("FAST-AR: %d latent frames in blocks of %d by the stock AR sampler; the cache keeps %s: %s", self.total_frames,
+                    self.block, kept_in_words(plan.policy), plan)
+        return plan
 
     def call(self, executor: Any, x: torch.Tensor, sigma: torch.Tensor, concat: Any, cross: Any, control: Any,
              options: dict[str, Any], **kwargs: Any) -> torch.Tensor:

@@ -9,7 +9,6 @@ from typing import Any
 import comfy.samplers
 import torch
 
-from ...fastar_core.decode_plan import in_words
 from ...fastar_core.drivers import BlockwisePlan, LoopKind, num_steps
 from ...fastar_core.errors import ConfigError, GeometryError
 from ...fastar_core.geometry import PIXELS_PER_LATENT, Block, pixel_frames_for
@@ -18,7 +17,7 @@ from ...fastar_core.run_choice import RunChoice, choose_policy, choose_run
 from ...fastar_core.runstate import RunState
 from ...fastar_core.stream_choice import Canvas, Choice, choose_preset, given_schedule
 from .hook import check_model
-from .memory import make_room, plan_cache
+from .memory import CachePlan, active_branches, make_room, plan_cache
 from .prefix import find_prefix
 from .sampling import StreamRequest, make_stream_sampler, run_parts
 
@@ -60,12 +59,6 @@ def _canvas(x: torch.Tensor) -> Canvas:
     return Canvas(columns * PIXELS_PER_LATENT, rows * PIXELS_PER_LATENT, pixel_frames_for(frames), batch)
 
 
-def _branches(guider: Any) -> int:
-    """Conditioning entries of the host's guider that can take part in a call."""
-    unused = "negative" if getattr(guider, "cfg", 1.0) == 1.0 else None
-    return max(1, sum(len(entries or ()) for role, entries in guider.conds.items() if role != unused))
-
-
 def _check_run(run: RunChoice, preset: Preset, total_frames: int) -> None:
     """Raises ConfigError, before any model call, for a family that needs the VAE while it samples."""
     if run.needs_anchor(total_frames):
@@ -102,7 +95,9 @@ class PlainSampler:
         request = StreamRequest(run.policy, steps, run.block, seed, preset, prefix=prefix, on_step=told.step,
                                 **run_parts(settings), loop=run.loop,
                                 restart=run.restart, solver=run.solver)
-        request.on_start = self._starter(guider, choice, preset, told, request.annsa is not None)
+        plan = self._plan(guider, choice, request.annsa is not None)
+        request.policy = plan.policy
+        request.on_start = self._starter(guider, choice, plan, told)
         function = make_stream_sampler(request).sampler_function
         out = function(model, x, sigmas, extra_args=extra, callback=None, disable=disable)
         told.finish(out)
@@ -110,19 +105,21 @@ class PlainSampler:
         return out
 
     @staticmethod
-    def _starter(guider: Any, choice: Choice, preset: Preset, told: _HostCallback, annsa: bool) -> Any:
-        patcher = guider.model_patcher
+    def _plan(guider: Any, choice: Choice, annsa: bool) -> CachePlan:
         geometry = choice.canvas.geometry(choice.run, len(guider.inner_model.diffusion_model.blocks))
-        plan = plan_cache(patcher, choice.policy, geometry, choice.canvas.latent_shape, _branches(guider),
+        plan = plan_cache(guider.model_patcher, choice.policy, geometry, choice.canvas.latent_shape, active_branches(guider),
                           sorted_copy=annsa)
         plan.check(choice.canvas)
+        return plan
+
+    @staticmethod
+    def _starter(guider: Any, choice: Choice, plan: CachePlan, told: _HostCallback) -> Any:
         for text in choice.warnings:
             logger.warning("FAST-AR: %s", text)
 
         def on_start(_: RunState, blocks: BlockwisePlan) -> None:
-            logger.info("FAST-AR: %d latent frames, %s, cache %s", choice.canvas.latent_frames, preset.key,
-                        in_words(plan.kv_bytes))
-            make_room(patcher, plan.kv_bytes + plan.call_bytes)
+            logger.info("FAST-AR: %d latent frames, %s, cache %s", choice.canvas.latent_frames, choice.preset.key, plan)
+            make_room(guider.model_patcher, plan.kv_bytes + plan.call_bytes)
             told.start(blocks, choice.run.loop)
 
         return on_start

@@ -20,7 +20,7 @@ from ...fastar_core.presets import schedule
 from ...fastar_core.report_text import report_in_words
 from ...fastar_core.run_choice import choose_policy, choose_run
 from ...fastar_core.runstate import RunState
-from ...fastar_core.stream_choice import Canvas, Choice, choose_preset, draw_noise, goes_to_file
+from ...fastar_core.stream_choice import Canvas, Choice, choose_preset, draw_noise, goes_to_file, kept_in_words
 from .anchor import AnchorFrames
 from .decode import check_vae
 from .frames_out import FileFrames, FramesOut, MemoryFrames, preview_entries
@@ -114,6 +114,7 @@ class StreamJob:
         self.cache = plan_cache(patcher, self.choice.policy, geometry, canvas.latent_shape, self.guider.branches,
                                 sorted_copy=self.settings is not None and self.settings.annsa is not None)
         self.cache.check(canvas)
+        self.choice.run = replace(self.choice.run, policy=self.cache.policy)
         if not self.files:
             check_ram(canvas)
         with self.clock.measure("vae"):
@@ -228,13 +229,9 @@ class StreamJob:
 
     def _start_line(self) -> str:
         choice, canvas = self.choice, self.choice.canvas
-        policy, block = choice.policy, choice.preset.block
-        kept = "everything"
-        if policy.window_frames is not None:
-            kept = f"{policy.window_frames} latent frames (sink {policy.sink_frames})"
         return (f"{canvas.batch} x {canvas.length} frames of {canvas.width} x {canvas.height} ({canvas.latent_frames} latent "
-                f"frames, blocks of {block}, {canvas.prefix_frames} given), {choice.preset.key}; the cache keeps {kept}: "
-                f"{in_words(self.cache.kv_bytes)}; {self.plan}; frames to {'file' if self.files else 'memory'}")
+                f"frames, blocks of {choice.preset.block}, {canvas.prefix_frames} given), {choice.preset.key}; the cache keeps "
+                f"{kept_in_words(choice.policy)}: {self.cache}; {self.plan}; frames to {'file' if self.files else 'memory'}")
 
     def _result(self, frames: FramesOut, counts: dict[str, Any]) -> StreamResult:
         images, videos = frames.images(), frames.videos()
@@ -271,4 +268,4 @@ def _counts(run: dict[str, Any]) -> dict[str, Any]:
     calls = dict(run.get("model_calls", {}))
     attention = calls.pop("attention_calls", 0)
     return {"model_calls": calls, "attention_calls": attention, "branches": run.get("branches", 0),
-            **{name: run[name] for name in ("annca", "annsa") if name in run}}
+            **{name: run[name] for name in ("annca", "annsa", "cache") if name in run}}

@@ -90,6 +90,9 @@ class VideoSink:
             folder, name, counter, _, _ = folder_paths.get_save_image_path(prefix, output, self.width, self.height)
         except OSError as reason:
             raise self._failure(reason, Path(output) / prefix) from reason
+        except Exception as reason:  # the host's plain Exception for a path that leaves the output folder
+            raise ConfigError(f"filename_prefix is '{prefix}', which lies outside the output folder {output} or is no file name; "
+                              "give a name inside it, such as video/FAST-AR") from reason
         if not os.access(folder, os.W_OK):
             raise self._failure(PermissionError(errno.EACCES, os.strerror(errno.EACCES)), Path(folder))
         return Path(folder), name, counter

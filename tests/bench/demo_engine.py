@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
+
 from demo import text, world
 from demo.data import Bank
 from demo.model import HEADS, SIGMAS
@@ -19,7 +21,6 @@ from fastar_pack.fastar_core.policies import CachePolicy, PolicySettings
 from fastar_pack.fastar_core.positions import RopeSpec
 from fastar_pack.fastar_core.runstate import RunState
 from fastar_pack.fastar_core.sigmas import SigmaSchedule
-from safetensors.torch import load_file
 from tiny.wan_plain import layer_count, wan_forward
 
 MODELS = Path(__file__).resolve().parents[2] / "example_workflows" / "models"

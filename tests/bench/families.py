@@ -18,7 +18,8 @@ import torch
 from fastar_pack.fastar_core.context import FwdCtx
 from fastar_pack.fastar_core.drivers import BlockwisePlan, LoopKind, call_frames, run_plan, timeline_frames
 from fastar_pack.fastar_core.noise import SeededRenoise, seeded_normal
-from fastar_pack.fastar_core.policies import PolicySettings
+from fastar_pack.fastar_core.policies import PolicySettings, make_policy
+from fastar_pack.fastar_core.policies.frame_cache import FrameCache
 from fastar_pack.fastar_core.presets import Preset, get_preset, preset_keys, schedule
 from fastar_pack.fastar_core.run_choice import RunChoice, choose_run, preset_policy
 from fastar_pack.fastar_core.tempcache.settings import TempCacheSettings
@@ -60,7 +61,8 @@ def rollout(weights: dict[str, torch.Tensor], preset: Preset, policy: PolicySett
     """A whole video, with a prompt switch in its middle; seconds per block."""
     steps = schedule(preset)
     run = choose_run(preset, policy, len(steps.sigmas), switching=True)
-    engine = make_engine(weights, run, run.policy, frames, size, len(steps.sigmas))
+    settings = replace(policy, recache=run.policy.recache)  # the sizes asked for, not those a family would choose
+    engine = make_engine(weights, run, settings, frames, size, len(steps.sigmas))
     restart = None if run.restart is None else replace(run.restart, anchor=lambda pixel: seeded_normal(pixel, (1, 16, 1, *size)))
     plan = BlockwisePlan(seeded_normal(7, (1, 16, frames, *size)), steps, run.block, SeededRenoise(3), recache_frames=run.recache_frames,
                          restart=restart, solver=run.solver, prompt_at=lambda frame: int(frame >= frames // 2))
@@ -115,7 +117,6 @@ class Late:
         total = frames + 3 * moves + 15
         self.engine = make_engine(weights, self.run, policy, total, SIZE, len(steps.sigmas), WIDE_HEADS)
         self.rows, self.cols = self.engine.run.geometry.rows, self.engine.run.geometry.cols
-        self.at = 0
         self._fill(frames)
 
     def _context(self, phase: str, start: int, count: int) -> FwdCtx:
@@ -123,20 +124,31 @@ class Late:
         return FwdCtx(phase, start, count, tuple(s for s, _ in pairs), tuple(t for _, t in pairs), self.rows, self.cols)  # type: ignore[arg-type]
 
     def _fill(self, frames: int) -> None:
-        """Clean passes over random rows; attention itself is left out, all bookkeeping and merging is done."""
+        """Random rows: straight into the slots of a frame cache, through clean passes into TempCache (without attention itself)."""
         state, generator = self.engine.run, torch.Generator().manual_seed(1)
+        policy = state.adopt("positive", make_policy(state.settings, state.geometry, state.rope, state.attention))
+        tokens = self.rows * self.cols
+        self.at = frames
+
+        def drawn(count: int) -> torch.Tensor:
+            return torch.randn((1, count * tokens, WIDE_HEADS, state.rope.head_dim), generator=generator)
+
+        if isinstance(policy, FrameCache):
+            kept = [*range(policy.sink), *range(max(policy.sink, frames + policy.sink - policy.capacity), frames)]
+            policy.frames = [*kept, *[None] * (policy.capacity - len(kept))]
+            policy.end = frames
+            for layer in range(LAYERS):
+                policy.adopt(layer, drawn(policy.capacity), drawn(policy.capacity))
+            return
         true = state.attention.attend
         state.attention.attend = lambda q, *rest, **more: torch.zeros_like(q)  # type: ignore[method-assign]
-        shape = (1, 3 * self.rows * self.cols, WIDE_HEADS, state.rope.head_dim)
         for start in range(0, frames, 3):
             ctx = self._context("clean", start, 3)
-            state.begin(ctx)
+            policy.begin(ctx)
             for layer in range(LAYERS):
-                q, k, v = (torch.randn(shape, generator=generator) for _ in range(3))
-                state.policy("positive").attend(layer, q, k, v, ctx)
-            state.end()
+                policy.attend(layer, drawn(3), drawn(3), drawn(3), ctx)
+            policy.commit(ctx)
         state.attention.attend = true  # type: ignore[method-assign]
-        self.at = frames
 
     def move(self) -> float:
         """Seconds of one move of the window."""

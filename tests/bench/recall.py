@@ -10,13 +10,13 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 
 import torch
+
+from bench.demo_engine import DemoEngine
 from fastar_pack.fastar_core.context import FwdCtx
 from fastar_pack.fastar_core.policies.frame_cache import FrameCache
 from fastar_pack.fastar_core.positions import RopeSpec, Rotary
 from fastar_pack.fastar_core.tempcache.policy import TempCache
 from fastar_pack.fastar_core.tempcache.pool import Ingested
-
-from bench.demo_engine import DemoEngine
 
 QUERIES = 64
 

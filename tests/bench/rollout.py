@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from bench.speed_engine import Shape, SpeedEngine
 from fastar_pack.fastar_core.policies import PolicySettings
 from fastar_pack.fastar_core.tempcache.plan import PRESETS
 from fastar_pack.fastar_core.tempcache.settings import TempCacheSettings
 from tiny.weights import random_weights
-
-from bench.speed_engine import Shape, SpeedEngine
 
 LENGTHS = (21, 60, 120, 240, 480, 750)
 SINK, STOCK_WINDOW = 1, 21

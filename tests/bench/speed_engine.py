@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass
 
 import torch
+
 from fastar_pack.fastar_core.context import FwdCtx
 from fastar_pack.fastar_core.geometry import RunGeometry
 from fastar_pack.fastar_core.policies import PolicySettings, make_policy

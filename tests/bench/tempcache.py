@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from bench.demo_engine import BLOCK, PREFIX, DemoEngine, Tour, Weights, load_weights, lockstep, long_tour, make_plan, rollout
+from bench.image_quality import psnr, ssim
+from bench.recall import RecallEngine
 from demo.data import Bank
 from demo.gates import BACK, Judge, itinerary, wilson
 from fastar_pack.fastar_core.policies import PolicySettings
 from fastar_pack.fastar_core.tempcache.plan import PRESETS
 from fastar_pack.fastar_core.tempcache.pool import Ingested
 from fastar_pack.fastar_core.tempcache.settings import TempCacheSettings
-
-from bench.demo_engine import BLOCK, PREFIX, DemoEngine, Tour, Weights, load_weights, lockstep, long_tour, make_plan, rollout
-from bench.image_quality import psnr, ssim
-from bench.recall import RecallEngine
 
 SINK = 1
 CHAOS = 1e-3

@@ -50,7 +50,8 @@ def run(settings: AnnSASettings, q: Tensor, k: Tensor, v: Tensor, bias: Tensor |
         sparse: SparseAttention | None = None) -> tuple[Tensor | None, SparseAttention]:
     sparse = sparse or SparseAttention(settings, SCHEDULE)
     rows = rows or key_rows(0, context(k.shape[1] // TOKENS - q.shape[1] // TOKENS, q.shape[1] // TOKENS))
-    sparse.start_call((rows.ctx.block, rows.ctx.start), rows.ctx.commits)
+    if rows.layer == 0:
+        sparse.start_call((rows.ctx.block, rows.ctx.start), rows.ctx.commits)
     return sparse.attend(q, k, v, bias, rows, dense), sparse
 
 

@@ -13,7 +13,7 @@ from fastar_pack.fastar_core.context import FwdCtx, Phase
 from fastar_pack.fastar_core.geometry import RunGeometry
 from fastar_pack.fastar_core.noise import seeded_normal
 from fastar_pack.fastar_core.policies import PolicySettings
-from fastar_pack.fastar_core.positions import Rotary, RopeSpec
+from fastar_pack.fastar_core.positions import RopeSpec, Rotary
 from fastar_pack.fastar_core.runstate import RunState
 from fastar_pack.fastar_core.tempcache.policy import TempCache
 from fastar_pack.fastar_core.tempcache.pool import HistoryPool, Ingested
@@ -54,12 +54,13 @@ class Synthetic:
     call_frames: int = 0
     dtype: torch.dtype = torch.float32
     scale_t: float = 1.0
+    scale_yx: float = 1.0
     make: Make | None = None
     outputs: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         geometry = RunGeometry(self.total, self.block, self.rows, self.cols, self.layers, self.call_frames)
-        self.rope = RopeSpec(self.dim, scales=(self.scale_t, 1.0, 1.0))
+        self.rope = RopeSpec(self.dim, scales=(self.scale_t, self.scale_yx, self.scale_yx))
         self.run = RunState(self.settings, geometry, self.rope)
         self.tokens = self.rows * self.cols
         self.make = self.make or similar_frames(self.batch, self.tokens, self.heads, self.dim)
@@ -209,3 +210,15 @@ def pool_of(settings: TempCacheSettings, capacity: int, heads: int = 2, dim: int
     """A pool alone."""
     like = torch.zeros(batch, heads, capacity, dim, dtype=dtype)
     return HistoryPool(MeanRows(like.clone()), MeanRows(like.clone()), like, rows, cols, settings)
+
+
+def settings_of(**changes: Any) -> TempCacheSettings:
+    found = tc(budget_frames=99, **changes).tempcache
+    assert found is not None
+    return found
+
+
+def distinct(number: int, heads: int = 2, dim: int = 24) -> Tensor:
+    key = torch.zeros(heads, dim)
+    key[:, number % dim] = 1
+    return key

@@ -59,10 +59,11 @@ def test_the_bias_of_representatives_goes_with_them() -> None:
         out, _ = run(replace(SPARSE, density=1.0, buckets=buckets), q, k, v, bias, rows)
         assert (out - dense(q, k, v, bias)).abs().max() <= EXACT
     assert (out - dense(q, k, v)).abs().max() > 1e-2, "the counts matter here"
+    q, k, v = planted(14)
     poisoned = k.clone()
     poisoned[:, 8 * TOKENS - 5:8 * TOKENS] = 1e4
-    hidden, _ = run(SPARSE, q, poisoned, v, bias, rows)
-    assert error(hidden, dense(q, k, v, bias)) < 0.3, "hidden rows neither count nor draw queries"
+    hidden, _ = run(replace(SPARSE, density=0.6, query_buckets=8), q, poisoned, v, bias, rows)
+    assert error(hidden, dense(q, k, v, bias)) < 0.1, "hidden rows neither count nor draw queries"
 
 
 @pytest.mark.parametrize("case", ["one history key", "equal keys", "zero keys", "one query", "all apart"])
@@ -100,7 +101,7 @@ def test_it_runs_exactly_where_the_settings_say() -> None:
         out, _ = run(settings, q, k, v, rows=key_rows(layer, context(10, 2, sigma, phase)), sparse=sparse_run)
         assert (out is None) == (sigma > 0.9 or layer == 1 or phase == "clean")
     assert sparse_run.tally.ran == {(s, layer) for s, layer, phase in called if phase == "denoise" and s <= 0.9 and layer != 1}
-    assert sparse_run.report()["calls"] == {"dense: noisy step": 6, "dense: layer in the list": 5, "sparse": 10}
+    assert sparse_run.report()["calls"] == {"dense: noisy step": 6, "dense: layer in the list": 6, "sparse": 12}
 
 
 @pytest.mark.parametrize(("steps", "first"), [(1, 0), (2, 1), (4, 1), (5, 2), (50, 15)])
@@ -135,7 +136,7 @@ def test_keys_are_sorted_once_per_block_and_own_rows_at_every_step(monkeypatch: 
         assert error(out, dense(q, k, v)) < 0.1
     assert len(built) == 1
     run(settings, q, k, v, rows=key_rows(0, context(18, phase="clean", sigma=0.0)), sparse=sparse_run)
-    k = k.flip(1)
+    v = planted(20, seed=8)[2]
     out, _ = run(settings, q, k, v, rows=key_rows(0, context(18)), sparse=sparse_run)
     assert len(built) == 2, "a committing call ends the order"
     assert error(out, dense(q, k, v)) < 0.1

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cpu
 
 
 def report(**changes: Any) -> dict[str, Any]:
-    settings = {"batch": 1, "fps": 16.0, "seed": 7, "cache": {"window_frames": None, "sink_frames": 0}}
+    settings = {"batch": 1, "fps": 16.0, "seed": 7, "cache": {"keeps": "everything"}}
     given = {
         "settings": settings,
         "frames": {"delivered": 193},
@@ -43,9 +43,9 @@ def test_a_run_in_words() -> None:
 
 
 def test_rows_windows_and_warnings_are_named() -> None:
-    settings = {**report()["settings"], "batch": 2, "cache": {"window_frames": 12, "sink_frames": 3}}
+    settings = {**report()["settings"], "batch": 2, "cache": {"keeps": "12 latent frames (sink 3)"}}
     text = report_in_words(report(settings=settings, files=[], warnings=["cfg is 1"]))
     assert text.startswith("2 x 193 frames")
-    assert "a window of 12 latent frames, sink 3" in text
+    assert "cache: 12 latent frames (sink 3), 32.3 MB" in text
     assert "saved" not in text
     assert text.endswith("note: cfg is 1")

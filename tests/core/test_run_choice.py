@@ -91,7 +91,7 @@ def test_a_policy_on_the_model_is_fitted_to_the_loop(own: PolicySettings, preset
     ("longlive1", PolicySettings("sink_window", 6, 3), "preset", 6, False, "keep"),
     ("longlive1", FULL, "preset", 12, False, "keep"), ("longlive1", TEMP, "drop", 12, False, "drop"),
     ("longlive1", replace(TEMP, recache="rebuild"), "preset", None, True, "rebuild"),
-    ("longlive1", replace(TEMP, recache="rebuild"), "keep", 12, False, "keep"),
+    ("longlive1", replace(TEMP, recache="rebuild"), "keep", 3, False, "keep"),  # the recent range: groups stay as they are
     ("self_forcing", None, "preset", None, False, "keep"), ("self_forcing", None, "keep", 12, False, "keep"),
     ("self_forcing", replace(TEMP, recache="drop"), "preset", 12, False, "drop"),
     ("krea", None, "rebuild", None, True, "rebuild"), ("causvid", None, "none", None, False, "keep"),

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from core.tempcache_tools import Synthetic, equal, similar_frames, state, tc
-from fastar_pack.fastar_core.errors import GeometryError
+from fastar_pack.fastar_core.errors import ConfigError, GeometryError
 from fastar_pack.fastar_core.policies import PolicySettings
 from fastar_pack.fastar_core.tempcache.pool import HistoryPool
 from fastar_pack.fastar_core.tempcache.rows import PackedRows
@@ -170,8 +170,6 @@ def test_free_rows_do_not_count(changes: dict[str, Any]) -> None:
 
 
 def test_settings_that_do_not_fit_are_refused_in_words() -> None:
-    from fastar_pack.fastar_core.errors import ConfigError
-
     with pytest.raises(ConfigError, match="a budget of 4 latent frames leaves no room for history beside a sink of 1 and 3"):
         run({"budget_frames": 4}).call("denoise", 0, 3)
     with pytest.raises(ConfigError, match="needs its settings"):

@@ -16,9 +16,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from demo import text, world
+from demo import text
 from demo.data import KINDS, Bank, Batch, Recipe, draw_batch
-from demo.model import DIM, HEADS, Guide, Layout, history_keys, init_model, teacher_forced, velocity_error
+from demo.model import Guide, Layout, history_keys, init_model, teacher_forced, velocity_error
+from demo.name_search import implant_match, quiet_name_heads, set_names_apart
 from demo.optim import Optimizer
 from demo.world import BLOCK
 
@@ -46,28 +47,22 @@ def hint_at(step: int) -> float:
     return 0.1 * min(1.0, max(0.0, (1900 - step) / 300)) if step >= NAMES_FROM else 0.0
 
 
-NAMES_FROM = 848
+NAMES_FROM, NAMES_APART, NAMES_MATCH = 848, 1248, 1416
 
 
-@torch.no_grad()
-def quiet_name_heads(params: dict[str, Tensor]) -> None:
-    """Before the heads that are to read names turn to them: weaken what they write, which was meant for faint rows."""
-    for layer in Guide.read_layers:
-        params[f"dit.blocks.{layer}.cross_attn.o.weight"][:, DIM // HEADS :] *= 0.1
-
-
-NAMES_APART = 1248
-
-
-@torch.no_grad()
-def set_names_apart(params: dict[str, Tensor], words: dict[str, int]) -> None:
-    """Let each name's own embedding outweigh what attention adds to it, so that no two names look alike."""
-    params["text.shared.weight"][[words[name] for name in world.NAMES]] *= 10
+def intervene(step: int, params: dict[str, Tensor], words: dict[str, int]) -> None:
+    """What was done by hand in the shipped run, at the same steps."""
+    if step == NAMES_FROM:
+        quiet_name_heads(params, Guide.read_layers)
+    if step == NAMES_APART:
+        set_names_apart(params, words)
+    if step == NAMES_MATCH:
+        implant_match(params, words, write=200.0, look=4.0)
 
 
 def rates_at(step: int, done: float) -> tuple[float, float]:
-    """(Muon, AdamW) learning rates: warm-up, constant, then linear decay over the last two fifths of the run."""
-    factor = min(1.0, (step + 1) / 60) * min(1.0, max(0.03, (1 - done) / 0.4))
+    """(Muon, AdamW) learning rates: warm-up, constant, then linear decay over the last quarter of the run."""
+    factor = min(1.0, (step + 1) / 60) * min(1.0, max(0.03, (1 - done) / 0.25))
     return 0.02 * factor, 2e-3 * factor
 
 
@@ -175,10 +170,7 @@ def train(run: Run, minutes: float, total: float) -> None:
         step = run.optimizer.steps
         seed = run.seed * 1_000_003 + step
         recipe = recipe_at(step)
-        if step == NAMES_FROM:
-            quiet_name_heads(run.params)
-        if step == NAMES_APART:
-            set_names_apart(run.params, run.bank.words)
+        intervene(step, run.params, run.bank.words)
         batch = draw_batch(run.bank, recipe, seed)
         loss, error, hinted = run.loss(batch, seed, recipe.grad, hint_at(step))
         loss.backward()

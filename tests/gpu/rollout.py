@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from fastar_pack.fastar_core.annca import AnnCASettings
+from fastar_pack.fastar_core.annca.pruner import PromptCall
+from fastar_pack.fastar_core.annsa import AnnSASettings
 from fastar_pack.fastar_core.context import FwdCtx
 from fastar_pack.fastar_core.geometry import RunGeometry
 from fastar_pack.fastar_core.policies import PolicySettings
@@ -46,15 +49,25 @@ class Model:
 SMALL = Model(dim=128, ffn=256, heads=2, layers=2, rows=4, cols=6, frames=15)
 
 
-def policies(model: Model) -> dict[str, tuple[PolicySettings, bool]]:
-    """Name -> (settings, attention of torch instead of ours where keys carry no bias)."""
+@dataclass(frozen=True)
+class Choice:
+    """A cache policy; torch's attention instead of ours where keys carry no bias; pruned prompt and sparse attention."""
+
+    policy: PolicySettings
+    torch_attention: bool = False
+    pruned_and_sparse: bool = False
+
+
+def policies(model: Model) -> dict[str, Choice]:
+    """What is rolled out, by name."""
     window = min(21, model.frames // 2)
     tempcache = PolicySettings(kind="tempcache", sink_frames=1, tempcache=PRESETS["small"])
     return {
-        "full, torch attention": (PolicySettings(), True),
-        "full": (PolicySettings(), False),
-        "sink_window": (PolicySettings(kind="sink_window", window_frames=window, sink_frames=1), False),
-        "tempcache": (tempcache, False),
+        "full, torch attention": Choice(PolicySettings(), torch_attention=True),
+        "full": Choice(PolicySettings()),
+        "sink_window": Choice(PolicySettings(kind="sink_window", window_frames=window, sink_frames=1)),
+        "tempcache": Choice(tempcache),
+        "all": Choice(tempcache, pruned_and_sparse=True),
     }
 
 
@@ -86,15 +99,20 @@ def _random(name: str, shape: tuple[int, ...], device: torch.device, dtype: torc
 class Roller:
     """One rollout with one policy. The latents are random: what is timed does not depend on them."""
 
-    def __init__(self, model: Model, made: dict[str, torch.Tensor], settings: PolicySettings, torch_attention: bool) -> None:
+    def __init__(self, model: Model, made: dict[str, torch.Tensor], choice: Choice) -> None:
         self.model, self.weights = model, made
         some = made["head.modulation"]
         self.device, self.dtype = some.device, some.dtype
         geometry = RunGeometry(model.frames, model.block, model.rows, model.cols, model.layers)
-        self.run = RunState(settings, geometry, RopeSpec(model.dim // model.heads))
-        if torch_attention:
+        annca = AnnCASettings(keep="lsh") if choice.pruned_and_sparse else None
+        # without a GPU sparse is never faster at this size, but its code shall run
+        annsa = AnnSASettings(only_if_faster=self.device.type == "cuda") if choice.pruned_and_sparse else None
+        rope = RopeSpec(model.dim // model.heads)
+        self.run = RunState(choice.policy, geometry, rope, schedule=SIGMAS, annca=annca, annsa=annsa)
+        if choice.torch_attention:
             self.run.attention.dense = _torch_attention
         self.text = torch.randn(1, TEXT_ROWS, TEXT_DIM, device=self.device).to(self.dtype)
+        self.text[:, TEXT_ROWS // 4 :] = 0  # padding, as most of a prompt is
 
     @torch.no_grad()
     def call(self, phase: str, start: int, sigma: float, step: int = 0) -> None:
@@ -104,9 +122,16 @@ class Roller:
         self.run.begin(ctx)
         policy = self.run.policy("positive")
         times = torch.tensor([ctx.timesteps], device=self.device)
-        wan_forward(self.weights, x, times, self.text, num_heads=model.heads,
+        if self.run.prompts is not None:
+            self.run.prompts.start_call(self.text, ["positive"], PromptCall(sigma, count, start))
+        wan_forward(self.weights, x, times, self.text, num_heads=model.heads, cross=self.cross,
                     attend=lambda layer, q, k, v: policy.attend(layer, q, k, v, ctx))  # fmt: skip
         self.run.end()
+
+    def cross(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Text attention: pruned where that is on and has something to say."""
+        out = None if self.run.prompts is None else self.run.prompts.attend(layer, q, k, v)
+        return _torch_attention(q, k, v) if out is None else out
 
     def block_seconds(self, start: int) -> float:
         """All model calls of one block and all work of the policy."""
@@ -134,11 +159,10 @@ def _peak(device: torch.device) -> int | None:
 
 def one(model: Model, made: dict[str, torch.Tensor], name: str, seconds: float) -> Row:
     """One policy, as many blocks as fit into ``seconds`` of running."""
-    settings, torch_attention = policies(model)[name]
     device = made["head.modulation"].device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    roller = Roller(model, made, settings, torch_attention)
+    roller = Roller(model, made, policies(model)[name])
     times: list[float] = []
     cache: list[int] = []
     try:

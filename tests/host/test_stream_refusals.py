@@ -30,6 +30,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "height": ({"height": 0}, "height is 0 pixels.*set height to 8"),
     "batch": ({"batch_size": 0}, "batch_size is 0"),
     "fps": ({"fps": 5000.0}, "fps is 5000"),
+    "fps in memory": ({"fps": 0.0005, "frames_to": "memory"}, "fps is 0.0005"),
+    "prefix": ({"filename_prefix": "../../x"}, "filename_prefix is '../../x'.*give a name inside it"),
     "preset": ({"preset": "nonsense"}, "no preset 'nonsense'; choose one of self_forcing"),
     "auto preset": ({"preset": "auto"}, "does not say which family.*choose preset"),
     "cache": ({"cache": "none"}, "cache is 'none', expected one of"),

@@ -19,6 +19,8 @@ from kernels.more_cases import CASES, Case
 pytestmark = pytest.mark.cpu
 
 BACKENDS = os.environ.get("FASTAR_KERNEL_BACKENDS", "torch_fast").split(",")
+# Races never show in Triton's interpreter, which runs programs one after another: there this test would only cost time.
+REPEATED = [name for name in BACKENDS if name != "triton" or os.environ.get("TRITON_INTERPRET") != "1"]
 HALF = (torch.float16, torch.bfloat16)
 DTYPES = (torch.float32, *HALF)
 RUNS = [
@@ -58,8 +60,8 @@ def test_back_ends_equal_each_other(case: Case) -> None:
         assert problem is None, f"{one} against {other}: {problem}"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES if REPEATED else [], ids=lambda case: case.name)
+@pytest.mark.parametrize("backend", REPEATED)
 def test_the_same_call_gives_the_same_bits(case: Case, backend: str) -> None:
     dtype = torch.float16 if case.wide else torch.float32
 

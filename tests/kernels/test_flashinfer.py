@@ -105,5 +105,5 @@ def test_the_variant_compiles(generation: str, tmp_path: Path) -> None:
     objects = [word.rstrip(":") for line in build.read_text(encoding="utf-8").splitlines() if line.startswith("build ")
                for word in line.split()[1:2]]  # fmt: skip
     ragged_object = next(name for name in objects if "ragged" in name and "mask_0" in name)
-    done = subprocess.run(["ninja", "-f", str(build), ragged_object], capture_output=True, text=True, check=False)
+    done = subprocess.run(["ninja", "-f", str(build), ragged_object], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

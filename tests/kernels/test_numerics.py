@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -15,39 +16,45 @@ from kernels.more_cases import CASES, Case
 pytestmark = pytest.mark.cpu
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+BACKEND = os.environ.get("FASTAR_KERNEL_BACKENDS", "torch_fast").split(",")[0]
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # a thousand times slower: smaller problems
+KEYS = (1024, 4096, 16384) if INTERPRETED else (1024, 8192, 65536)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16 if INTERPRETED else torch.bfloat16])
 @pytest.mark.parametrize("most", [8, 750])
 def test_the_error_does_not_grow_with_the_number_of_keys(dtype: torch.dtype, most: int) -> None:
     g = torch.Generator().manual_seed(3)
     errors = []
-    for keys in (1024, 8192, 65536):
-        q, k, v = ((torch.randn(1, n, 1, 64, generator=g) * 2).to(dtype) for n in (48, keys, keys))
+    for keys in KEYS:
+        q, k, v = ((torch.randn(1, n, 1, 64, generator=g) * 2).to(dtype) for n in (16, keys, keys))
         bias = torch.randint(1, most + 1, (1, 1, keys), generator=g).float().log()
         exact = registry.call("attend", "reference", q.double(), k.double(), v.double(), bias)
-        errors.append(relative_error(registry.call("attend", "torch_fast", q, k, v, bias), exact))
+        errors.append(relative_error(registry.call("attend", BACKEND, q, k, v, bias), exact))
+    print(f"{BACKEND} {dtype}, counts up to {most}: " + ", ".join(f"{n} keys {e:.1e}" for n, e in zip(KEYS, errors)))
     assert max(errors) < TOLERANCE[dtype]
-    assert errors[-1] < 2 * errors[0] + 1e-7
+    assert errors[-1] < 4 * errors[0], "64 times the keys; the mean of more values is smaller beside the same rounding"
 
 
-def decisions(backend: str, seed: int) -> dict[str, torch.Tensor]:
+def decisions(backend: str, rows: int) -> dict[str, torch.Tensor]:
     """Hash bits, matches and kept keys of one back-end on tokens that resemble each other."""
-    g = torch.Generator().manual_seed(seed)
+    g = torch.Generator().manual_seed(5)
     base = torch.randn(1, 1, 3, 64, generator=g) * 2
-    x, y = (base + torch.randn(1, n, 3, 64, generator=g) for n in (1200, 900))
+    x, y = (base + torch.randn(1, n, 3, 64, generator=g) for n in (rows, rows * 3 // 4))
     planes = torch.randn(3, 64, 6, generator=g)
     codes = [registry.call("hash_codes", backend, t, base[:, 0], planes) for t in (x, y)]
-    rows = [t.transpose(1, 2).contiguous() for t in (x, y)]
-    index, _ = registry.call("nearest", backend, *rows, None, "cosine")
+    across = [t.transpose(1, 2).contiguous() for t in (x, y)]
+    index, _ = registry.call("nearest", backend, *across, None, "cosine")
     return {"codes": codes[0], "index": index, "kept": registry.call("prompt_keep", backend, codes[0][..., :40], codes[1])}
 
 
 def test_decisions_of_the_back_ends_agree() -> None:
     """At least 99.9 % of the hash bits, matches and keep decisions are equal; the share is printed."""
-    one, other = (decisions(name, 5) for name in ("torch_fast", "reference"))
+    one, other = (decisions(name, 200 if INTERPRETED else 1200) for name in (BACKEND, "reference"))
     bits = 1 - different_bits(one["codes"], other["codes"]) / (6 * one["codes"].numel())
     equal = {"hash bits": bits}
     equal |= {name: float((one[name] == other[name]).float().mean()) for name in ("index", "kept")}
-    print({name: f"{share:.5%}" for name, share in equal.items()})
+    print(BACKEND, {name: f"{share:.5%}" for name, share in equal.items()})
     assert min(equal.values()) >= 0.999
 
 

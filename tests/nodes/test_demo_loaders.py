@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -65,3 +66,17 @@ def test_the_pictures_are_scenes_of_the_demo_size(host: Host) -> None:
         assert 0 <= image.min() < 0.5 < image.max() <= 1
     with pytest.raises(FileNotFoundError, match="nowhere.png"):
         node().load("../nowhere.png")
+
+
+def test_previews_have_the_colours_of_the_pictures(host: Host) -> None:
+    import latent_preview
+
+    vae = load(host, "FastARDemoVAE", choices(host, "FastARDemoVAE")[0])
+    names = host.nodes["FastARDemoPicture"].INPUT_TYPES()["required"]["picture"][0]
+    (picture,) = host.nodes["FastARDemoPicture"]().load(names[0])
+    shown = vae.first_stage_model.preview_format
+    previewer = latent_preview.Latent2RGBPreviewer(shown.latent_rgb_factors, shown.latent_rgb_factors_bias)
+    small = previewer.decode_latent_to_preview(shown.process_in(vae.encode(picture).cpu()))
+    wanted = torch.nn.functional.avg_pool2d(picture.permute(0, 3, 1, 2), 8)[0].permute(1, 2, 0)
+    seen = torch.from_numpy(np.array(small, dtype=np.float32)) / 255
+    assert (seen - wanted).abs().mean() < 0.02

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .kernel_lanes import NEWEST, OLDER, compiler_environment, flashinfer_environment, interpreter_environment
 from .setup import Setup, browser_environment, main_environment, newer_environment
 
 Environment = dict[str, str]
@@ -24,7 +25,7 @@ class Lane:
     in_fast: bool = False
 
 
-# To add a lane, add a row. (A lane for compiled kernels on an interpreter would set its own variables in `prepare`.)
+# To add a lane, add a row.
 LANES = (
     Lane(
         "main",
@@ -42,6 +43,28 @@ LANES = (
         ("tests",),
         left_out=("tests/browser", "tests/quality/test_tools.py"),
         host_tests_only=True,
+    ),
+    Lane(
+        "interpreter",
+        "the Triton kernels in Triton's interpreter, against float64",
+        interpreter_environment,
+        ("tests/kernels/test_backends.py", "tests/kernels/test_numerics.py", "tests/kernels/test_lockstep.py",
+         "tests/kernels/test_interpreter.py"),
+    ),
+    *(
+        Lane(
+            f"compiler-{version}",
+            f"the Triton kernels compiled for GPUs by Triton {version}",
+            compiler_environment(version),
+            ("tests/kernels/test_aot.py", "tests/kernels/test_launches.py"),
+        )
+        for version in (NEWEST, OLDER)
+    ),
+    Lane(
+        "flashinfer",
+        "our FlashInfer variant compiled by nvcc",
+        flashinfer_environment,
+        ("tests/kernels/test_flashinfer.py",),
     ),
     Lane("browser", "the pack in the web interface, in Chromium", browser_environment, ("tests/browser",)),
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from _runner.errors import Exit, RunnerError
 from _runner.graph import describe, find_workflow, known_workflows, load_workflow
+from _runner.watch import failure
 
 pytestmark = pytest.mark.cpu
 
@@ -58,3 +59,12 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
 def test_nodes_are_described_with_title_number_and_class() -> None:
     assert describe(API, "1") == "'First' (node 1, A)"
     assert describe(API, "2", "B") == "node 2 (B)"
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"),
+    [("custom_nodes.ComfyUI-FAST-AR.fastar_core.errors.ConfigError", "failed: too big"), ("ValueError", "failed: too big (ValueError)")],
+)
+def test_only_other_peoples_errors_show_their_class(kind: str, end: str) -> None:
+    told = failure(API, {"node_id": 1, "node_type": "A", "exception_message": "too big", "exception_type": kind})
+    assert told == f"'First' (node 1, A) {end}"

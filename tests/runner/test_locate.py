@@ -100,6 +100,9 @@ def test_an_error_names_all_that_was_tried(tmp_path: Path, monkeypatch: pytest.M
     assert text.count("not there") == 4
     with pytest.raises(RunnerError, match="lacks torch, av"):
         locate.find_python(tmp_path / "ComfyUI", Path("mine"))
+    monkeypatch.setattr(locate, "ask", lambda path: locate.Python(path, ("does not run: bad",)))
+    with pytest.raises(RunnerError, match=r"it does not run: bad\. Name another"):
+        locate.find_python(tmp_path / "ComfyUI", Path("mine"))
 
 
 def test_this_interpreter_is_asked_for_real(monkeypatch: pytest.MonkeyPatch) -> None:

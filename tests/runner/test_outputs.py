@@ -120,7 +120,14 @@ def test_an_impossible_target_is_refused_before_the_run(tmp_path: Path) -> None:
     assert (tmp_path / "new").is_dir()
 
 
+def test_a_locked_target_is_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(RunnerError, match="cannot be written to; choose another folder"):
+        check_target(tmp_path / "x.mp4")
+
+
 def test_frames_come_from_the_report_when_there_is_no_mp4(tmp_path: Path) -> None:
-    assert count_frames([], {"frames": 81}) == 81
+    assert count_frames([], {"frames": {"latent": 21, "computed": 81, "delivered": 80}}) == 80
+    assert count_frames([], [{"frames": {"delivered": 80}}] * 2) is None
     assert count_frames([tmp_path / "a.png", tmp_path / "b.png"], None) == 2
     assert count_frames([], None) is None

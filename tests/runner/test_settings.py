@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from _runner import cli
 from _runner.errors import Exit, RunnerError
 from _runner.settings import assign, parse_value, set_frames, set_seed, split_assignment
 
@@ -136,3 +137,13 @@ def test_without_a_place_for_them_they_are_refused() -> None:
         set_seed(prompt, INFO, 5)
     with pytest.raises(RunnerError, match="1 to 100000"):
         set_frames(make_prompt(), INFO, 100_001)
+
+
+def test_typing_errors_are_found_before_a_server_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--set", "seed", "--host", "127.0.0.1:1"]) == Exit.USAGE
+    for option, value, words in (("--frames", "x", "'x' is no whole number"), ("--seed", "-1", "-1 is below 0"),
+                                 ("--timeout", "soon", "'soon' is no number"), ("--timeout", "nan", "nan is not above 0")):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([option, value])
+        assert caught.value.code == Exit.USAGE
+        assert f"{option}: {words}" in capsys.readouterr().err

@@ -154,7 +154,7 @@ def test_names_count_up_and_nothing_is_overwritten(video_file: ModuleType, outpu
     assert third.close() is None  # nothing was written: no empty file
     with pytest.raises(FastARError, match="0 frames"):
         third.as_video()
-    with pytest.raises(Exception, match="outside the output folder"):
+    with pytest.raises(ConfigError, match=r"'../run', which lies outside the output folder"):
         video_file.VideoSink("../run", 64, 48, 16)
 
 

@@ -27,8 +27,8 @@ camera leaves for another place and returns.
 For models of your own use *Load Image* in place of *FAST-AR Demo Picture*.
 """
 
-_WAN_FILES = """- `umt5_xxl_fp8_e4m3fn_scaled.safetensors` to `models/text_encoders`, and `wan_2.1_vae.safetensors` to `models/vae`, \
-both from Comfy-Org/Wan_2.1_ComfyUI_repackaged
+_WAN_FILES = """- `umt5_xxl_fp8_e4m3fn_scaled.safetensors` to `models/text_encoders`, and `wan_2.1_vae.safetensors` to \
+`models/vae`, both from Comfy-Org/Wan_2.1_ComfyUI_repackaged
 """
 
 _FILES = """### Files, by Hugging Face repository
