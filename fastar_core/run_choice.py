@@ -88,6 +88,14 @@ def choose_policy(cache: str, window: int, sink: int, preset: Preset, settings: 
     return fit_policy(replace(base, kind="sink_window", window_frames=window, sink_frames=sink), preset)
 
 
+def unused_policy(cache: str, settings: FastARSettings | None) -> list[str]:
+    """A warning when the sampler's own cache rule stands above what a patch node set on the model."""
+    own = settings.policy if settings is not None else None
+    if own is None or cache == "preset":
+        return []
+    return [f"the model carries the cache '{own.kind}' of another node, which is not used: cache is '{cache}', not 'preset'"]
+
+
 def preset_restart(preset: Preset) -> Restart | None:
     """When the family's timeline starts over; its anchor is the decoded frame before those of the other context frames."""
     if preset.rollout_frames is None or preset.context_frames is None:

@@ -14,6 +14,7 @@ from .geometry import (
     kv_bytes_per_frame,
     latent_frames_for,
     pixel_frames_for,
+    plan_blocks,
     token_grid,
 )
 from .noise import seeded_normal
@@ -152,6 +153,22 @@ def largest_window(policy: PolicySettings, geometry: RunGeometry, width: int, el
     per_frame = kv_bytes_per_frame(geometry.num_layers, width, geometry.tokens_per_frame, element_bytes, rows)
     window = room // max(1, per_frame) - geometry.block
     return int(window) if window >= policy.sink_frames + 2 * geometry.block else 0
+
+
+def unused_prompts(starts: Sequence[int], canvas: Canvas, block: int) -> list[str]:
+    """A warning when prompts never hold: they begin after the end, or before the next block already the next one holds.
+
+    ``starts``: first latent frames, rising, the first 0.
+    """
+    begins = [planned.start for planned in plan_blocks(canvas.latent_frames, block, canvas.prefix_frames)]
+    held = {max(start for start in starts if start <= begin) for begin in begins}
+    lost = [start for start in starts[1:] if start not in held]
+    if not lost:
+        return []
+    frames = ", ".join(map(str, lost))
+    text = (f"prompts that begin in latent frames {frames} are never used: the video ends before a block begins there, or the next "
+            f"prompt holds already (prompts switch at blocks of {block} latent frames)")
+    return [text]
 
 
 def kept_in_words(policy: PolicySettings) -> str:

@@ -15,8 +15,8 @@ from .host import plain_sampler, stream_job
 _HELP = {
     "preset": "How the model family is sampled. 'auto' takes what FAST-AR Load Streaming Model put on the model; choose it "
               "yourself for a model from another loader.",
-    "cache": "What later frames can see: 'preset' = as the model's authors do, 'full' = everything (memory grows with "
-             "length), 'sink_window' = the first frames and the most recent ones.",
+    "cache": "What later frames can see: 'preset' = what FAST-AR TempCache put on the model, else as the model's authors do, 'full' "
+             "= everything (memory grows with length), 'sink_window' = the first frames and the most recent ones.",
     "window": "Only for cache sink_window: latent frames seen in all, the sink and the block being made included.",
     "sink": "Only for cache sink_window: latent frames at the beginning that always stay visible.",
     "width": "Width of the video in pixels, a multiple of 8.",

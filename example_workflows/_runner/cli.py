@@ -78,7 +78,7 @@ def _run(options: Options, talk: Talk) -> dict[str, Any]:
         prompt = _prompt(workflow, info, options, server)
         run = Run(api, prompt, Progress(prompt, talk), (lambda: server.alive) if server else (lambda: True))
         try:
-            done = _follow(run, workflow, options, talk)
+            done = _follow(run, workflow, options, talk, server)
         except RunnerError as error:
             if error.code == Exit.LOST and server is not None:
                 raise RunnerError(Exit.LOST, f"{error}\n{server.last_words()}\nAll of it: {server.log}") from error
@@ -104,7 +104,7 @@ def _run(options: Options, talk: Talk) -> dict[str, Any]:
     }
 
 
-def _follow(run: Run, workflow: Workflow, options: Options, talk: Talk) -> Any:
+def _follow(run: Run, workflow: Workflow, options: Options, talk: Talk, server: Server | None) -> Any:
     run.submit(workflow.ui)
     for warning in run.warnings:
         talk.say(f"Left out by the server:{warning}")
@@ -113,7 +113,18 @@ def _follow(run: Run, workflow: Workflow, options: Options, talk: Talk) -> Any:
     except KeyboardInterrupt:
         talk.say("Interrupting: the server closes the file it is writing.")
         run.interrupt()
+        _tell_kept(server, talk)
         raise
+    except RunnerError as error:
+        if error.code == Exit.TIMEOUT:
+            _tell_kept(server, talk)
+        raise
+
+
+def _tell_kept(server: Server | None, talk: Talk) -> None:
+    """After a run of our own server was stopped: where its frames are."""
+    if server is not None and (kept := server.kept()):
+        talk.say(kept[0].upper() + kept[1:])
 
 
 def _prompt(workflow: Workflow, info: ObjectInfo, options: Options, server: Server | None) -> Prompt:

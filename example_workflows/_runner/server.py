@@ -22,6 +22,7 @@ from .talk import Talk, clock
 from .venv import GUARD, clean_environment
 
 START_TIMEOUT_S = 300.0
+STOPPED = "FAST-AR: run interrupted: "  # how nodes/host/rescue.py begins its line in the log
 _ATTEMPTS = 3
 _KEPT_LOGS = 10
 _FORGOTTEN_S = 2 * 86400.0
@@ -80,11 +81,18 @@ class Server:
 
     def last_words(self, lines: int = 12) -> str:
         """The end of the server's log."""
+        return "\n".join("  " + line for line in self._log_lines()[-lines:])
+
+    def kept(self) -> str:
+        """What our sampler says about the files of a run that was stopped; empty when it says nothing."""
+        told = [line.partition(STOPPED)[2] for line in self._log_lines() if STOPPED in line]
+        return told[-1].strip() if told else ""
+
+    def _log_lines(self) -> list[str]:
         try:
-            text = self.log.read_text(encoding="utf-8", errors="replace")
+            return self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
-            return ""
-        return "\n".join("  " + line for line in text.splitlines()[-lines:])
+            return []
 
     def _start(self) -> None:
         begin = time.monotonic()

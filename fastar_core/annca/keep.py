@@ -48,13 +48,17 @@ def keep_tokens(q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, always: t
 
     Never fewer than ``min_kept`` beside what is always kept: the tokens with the highest mean logit fill up.
     """
-    rule = _best if settings.keep == "quant" else lambda *a: _hashed(*a, backend)
+    def rule(some_q: torch.Tensor, some_k: torch.Tensor) -> torch.Tensor:
+        if settings.keep == "quant":
+            return _best(some_q, some_k, valid, settings)
+        return _hashed(some_q, some_k, valid, settings, backend)
+
     flat_q, flat_k = q.float().flatten(2), k.float().flatten(2)
     if settings.per_head:
-        heads = [rule(q[:, :, h].float(), k[:, :, h].float(), valid, settings) for h in range(q.shape[2])]
+        heads = [rule(q[:, :, h].float(), k[:, :, h].float()) for h in range(q.shape[2])]
         kept = torch.stack(heads).any(0)
     else:
-        kept = rule(flat_q, flat_k, valid, settings)
+        kept = rule(flat_q, flat_k)
     score = torch.einsum("gd,gmd->gm", flat_q.mean(1), flat_k).masked_fill(~valid | always, -torch.inf)
     rank = score.masked_fill(kept & valid & ~always, torch.inf).argsort(dim=-1, descending=True).argsort(-1)
     return valid & (kept | always | (rank < settings.min_kept))

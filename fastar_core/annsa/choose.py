@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +37,7 @@ def expected_mass(q: torch.Tensor, codes: torch.Tensor, centres: torch.Tensor, b
     parts = [voters @ buffer.means.transpose(2, 3) * scale + buffer.log_weight[:, :, None]]
     if len(seen):
         near = (voters @ always[:, :, seen].float().transpose(2, 3) * scale).logsumexp(-1, keepdim=True)
-        parts.append(near + torch.log(torch.tensor(always.shape[2] / len(seen))))
+        parts.append(near + math.log(always.shape[2] / len(seen)))
     mass = torch.cat(parts, -1).softmax(-1)[..., :buffer.means.shape[2]].nan_to_num(0.0)
     total = mass.new_zeros((*mass.shape[:2], count, mass.shape[-1])).scatter_add(2, votes[..., None].expand_as(mass), mass)
     voted = mass.new_zeros((*mass.shape[:2], count)).scatter_add(2, votes, torch.ones_like(votes, dtype=mass.dtype))

@@ -91,13 +91,14 @@ class SparseAttention:
             return None
         if all(active):
             return self._attend(q, k, v, bias, rows, spans, max(ctx.sigmas))
-        where = torch.tensor(active, device=q.device).repeat_interleave(q.shape[1] // len(active))
+        each = q.shape[1] // len(active)
+        quiet, noisy = (torch.cat([torch.arange(i * each, (i + 1) * each) for i, on in enumerate(active) if on == wanted]).to(q.device)
+                        for wanted in (True, False))
+        some = q.index_select(1, quiet)
+        sparse = self._attend(some, k, v, bias, rows, spans, max(s for s, on in zip(ctx.sigmas, active) if on))
         out = torch.empty_like(q)
-        out[:, ~where] = dense(q[:, ~where], k, v, bias)
-        sigma = max(s for s, on in zip(ctx.sigmas, active) if on)
-        sparse = self._attend(q[:, where], k, v, bias, rows, spans, sigma)
-        out[:, where] = dense(q[:, where], k, v, bias) if sparse is None else sparse
-        return out
+        out.index_copy_(1, quiet, dense(some, k, v, bias) if sparse is None else sparse)
+        return out.index_copy_(1, noisy, dense(q.index_select(1, noisy), k, v, bias))
 
     def _why_dense(self, rows: KeyRows, active: list[bool], spans: tuple[Spans, Spans, Spans], q: torch.Tensor,
                    k: torch.Tensor) -> str | None:
@@ -112,7 +113,7 @@ class SparseAttention:
         if self.shared is not None and not (all(active) and self.shared.ready(rows)):
             return "no codes from the text attention yet"
         size = CallSize(q.shape[1], k.shape[1], q.shape[0] * q.shape[2], q.shape[3], settings.queries_in(q.shape[1], q.device.type),
-                        settings.key_buckets, self.steps)
+                        settings.key_buckets, self.steps if rows.ctx.uniform else 1)
         if settings.only_if_faster and not settings.calibrate and not pays(size, settings.density, q.device.type, q.element_size()):
             return "sparse would not be 10 % faster"
         return None
@@ -148,7 +149,7 @@ class SparseAttention:
                 made_for: Hashable) -> KeyBuffer:
         history = take(k, spans[1]).transpose(1, 2)
         by_row = None if bias is None else take(bias.transpose(1, 2), spans[1]).transpose(1, 2)
-        kind, key = self.settings.buckets, (*rows.key, "keys")
+        kind, key = self.settings.buckets, (rows.key, "keys")
         if self.shared is not None:
             codes, count = self.shared.of_keys(rows, spans[1], history), self.shared.buckets
         elif kind == "sign":
@@ -172,7 +173,7 @@ class SparseAttention:
         ones = torch.ones(by_head.shape[:3], device=q.device)
         if self.settings.buckets == "kmeans":
             count = self.settings.queries_in(q.shape[1], q.device.type)
-            key = (*rows.key, "queries")
+            key = (rows.key, "queries")
             centres = fit_centroids(by_head, ones, count, self._centroids.get(key), self.backend)
             self._centroids[key] = centres
             return Queries(q, nearest_centroid(by_head, centres, self.backend), centres), None
@@ -180,7 +181,7 @@ class SparseAttention:
         if self.shared is not None:
             codes = self.shared.of_queries(rows, by_head)
         else:
-            codes = sign_codes(by_head, self._centroids[(*rows.key, "keys")], self._planes(by_head), self.backend)
+            codes = sign_codes(by_head, self._centroids[(rows.key, "keys")], self._planes(by_head), self.backend)
         centres = by_head.new_zeros((*by_head.shape[:2], count, by_head.shape[3]), dtype=torch.float32)
         index = codes.long()[..., None].expand_as(by_head)
         centres = centres.scatter_reduce(2, index, by_head.float(), "mean", include_self=False)

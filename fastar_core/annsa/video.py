@@ -48,16 +48,12 @@ class VideoSparse(SparseAttention):
         if reason is not None:
             self.tally.dense(reason, pairs)
             return None
-        span = slice(video.start, video.start + video.rows)
+        start, end = video.start, video.start + video.rows
         out = self._attend_video(layer, sigma, q, k, v, video)
         if out is None or video.rows == q.shape[1]:
             return out
-        whole = torch.empty_like(q)
-        whole[:, span] = out
-        text = torch.ones(q.shape[1], dtype=torch.bool, device=q.device)
-        text[span] = False
-        whole[:, text] = dense(q[:, text], k, v)
-        return whole
+        text = [dense(q[:, a:b], k, v) if b > a else q[:, :0] for a, b in ((0, start), (end, q.shape[1]))]
+        return torch.cat([text[0], out, text[1]], 1)
 
     def _why_video_dense(self, layer: int, sigma: float, q: torch.Tensor, video: VideoRows) -> str | None:
         settings = self.settings
@@ -101,7 +97,7 @@ class VideoSparse(SparseAttention):
 
     def _group(self, x: torch.Tensor, video: VideoRows, count: int, key: Hashable) -> tuple[torch.Tensor, torch.Tensor]:
         """Codes int32 [B, H, N] of rows x [B, H, N, D] and the centre of each bucket, float32 [B, H, count, D]."""
-        batch, heads, rows, dim = x.shape
+        batch, heads, rows, _ = x.shape
         if video.frames:
             each = count // video.frames
             folded = x.unflatten(2, (video.frames, -1)).transpose(1, 2).flatten(0, 1)

@@ -51,7 +51,8 @@ def plan_walk(queries: Queries, buffer: KeyBuffer, density: float, must: torch.T
     offers = make_offers(mass, counts, buffer, density, None if must is None else must.expand_as(mass))
     chosen = choose(offers, share)
     rows = queries.q.shape[1]
-    tiles = registry.call("tile_table", backend, offsets, key_ranges(chosen, buffer).contiguous(), good_tile_rows(rows, queries.buckets), rows)
+    tile_rows = good_tile_rows(rows, queries.buckets)
+    tiles = registry.call("tile_table", backend, offsets, key_ranges(chosen, buffer).contiguous(), tile_rows, rows)
     return Walk(order, tiles, chosen, offers)
 
 

@@ -96,12 +96,16 @@ class HistoryPool:
         self.last_slots.fill_(-1)
         self.undo = None
 
+    def occupied(self, rows: MeanRows | PackedRows) -> torch.Tensor:
+        """float32 ``keys`` or ``values`` [B, H, capacity, D]; free rows are 0 whatever the memory holds there."""
+        return rows.read().masked_fill((self.count == 0)[..., None], 0)
+
     # -- choosing -----------------------------------------------------------------------------------------------------
 
     def _match(self, k: torch.Tensor, moment: QueryMoment | None) -> tuple[torch.Tensor, torch.Tensor]:
         settings = self.settings
         tokens = features(k, moment, settings.shared)
-        pool = features(self.keys.read(), moment, settings.shared)
+        pool = features(self.occupied(self.keys), moment, settings.shared)
         if moment is not None:  # a common shift changes no distance, and near zero less is lost to rounding
             centre = tokens.mean(2, keepdim=True)
             tokens, pool = tokens - centre, pool - centre
@@ -173,7 +177,7 @@ class HistoryPool:
         total = same.expand(-1, self.heads, -1, -1) @ new.float()
         old = torch.gather(before, 2, slot)[..., None].float()
         count = old + torch.gather(joined, 2, slot)[..., None].float()
-        return (held.pick(index) * old + total) / count
+        return (torch.where(old > 0, held.pick(index) * old, 0) + total) / count
 
     def _represent(self, k: torch.Tensor, slot: torch.Tensor, before: torch.Tensor, joined: torch.Tensor,
                    newest: torch.Tensor) -> None:

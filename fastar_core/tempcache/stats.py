@@ -29,7 +29,7 @@ class TempCacheStats:
         tokens = ctx.tokens_per_frame
         pinned, own = len(move.after) * tokens, ctx.num_frames * tokens
         parts = [(store.keys.shape[1], pinned + store.bound) for listed in stores.values() for _, store in listed]
-        heads = sum(count for count, _ in parts)
+        heads = max(1, sum(count for count, _ in parts))
         executed = sum(count * (rows + own) for count, rows in parts) / heads
         self._blocks.append({"start": ctx.start, "frames": ctx.num_frames, "left_recent": len(move.leaving),
                              "layers": list(with_history), "rows": [pinned + store.bound for store in with_history.values()],

@@ -157,10 +157,10 @@ class LayerStore:
         assert self.pool is not None
         dtype = self.keys.dtype
         last = own or slice(pinned, pinned)
-        history = self.pool.keys.read()[:, :, :self.bound]
+        history = self.pool.occupied(self.pool.keys)[:, :, :self.bound]
         if tables is not None:
             history = rotate_rows(history, self.pool.frame[:, :, :self.bound], self.pool.cell[:, :, :self.bound], tables)
-        values = self.pool.values.read()[:, :, :self.bound].to(dtype)
+        values = self.pool.occupied(self.pool.values)[:, :, :self.bound].to(dtype)
         return (torch.cat([self.keys[:, :, :pinned], history.to(dtype), self.keys[:, :, last]], 2),
                 torch.cat([self.values[:, :, :pinned], values, self.values[:, :, last]], 2))
 
@@ -214,7 +214,7 @@ class LayerStore:
     def _after(self, slots: int, tables: Tables | None) -> tuple[list[torch.Tensor], torch.Tensor]:
         """Keys and bias of [pinned | all history rows] after the commit, still turned for the call that was committed."""
         assert self.pool is not None
-        history = self.pool.keys.read()
+        history = self.pool.occupied(self.pool.keys)
         if tables is not None:
             history = rotate_rows(history, self.pool.frame, self.pool.cell, tables)
         pinned = self.keys[:, :, :slots * self.sizes.tokens]
@@ -231,13 +231,19 @@ class LayerStore:
 
     def refresh(self, tables: Tables | None, slots_frames: list[int]) -> None:
         """Brings the buffer up to date for the next call: log counts, and rotated copies where home keys are not what it reads."""
+        rows = slice(self.sizes.pinned_rows, self.sizes.pinned_rows + self.sizes.history_rows)
         if self.pool is not None:
             self.bias = self.pool.count.float().log()  # log 0 = -inf hides free rows
+        if self.pool is not None and not self.packed:
+            if self.bound < self.sizes.history_rows:  # a hidden row must still be a number, and calls left their own rows there
+                free = (self.pool.count == 0)[..., None]
+                self.keys[:, :, rows].masked_fill_(free, 0)
+                self.values[:, :, rows].masked_fill_(free, 0)
+            if tables is not None:
+                turned = rotate_rows(self.pool.occupied(self.pool.keys), self.pool.frame, self.pool.cell, tables)
+                self.keys[:, :, rows] = turned.to(self.keys.dtype)
         if tables is None:
             return
-        if self.pool is not None and not self.packed:
-            rows = slice(self.sizes.pinned_rows, self.sizes.pinned_rows + self.sizes.history_rows)
-            self.keys[:, :, rows] = rotate_rows(self.pool.keys.read(), self.pool.frame, self.pool.cell, tables).to(self.keys.dtype)
         if self.settings.reindex_span is not None and slots_frames:
             tokens, device = self.sizes.tokens, self.keys.device
             frame = torch.tensor(slots_frames, device=device).repeat_interleave(tokens)[None, None]

@@ -13,7 +13,7 @@ from ...fastar_core.drivers import BlockwisePlan, LoopKind, num_steps
 from ...fastar_core.errors import ConfigError, GeometryError
 from ...fastar_core.geometry import PIXELS_PER_LATENT, Block, pixel_frames_for
 from ...fastar_core.presets import Preset
-from ...fastar_core.run_choice import RunChoice, choose_policy, choose_run
+from ...fastar_core.run_choice import RunChoice, choose_policy, choose_run, unused_policy
 from ...fastar_core.runstate import RunState
 from ...fastar_core.stream_choice import Canvas, Choice, choose_preset, given_schedule
 from .hook import check_model
@@ -82,6 +82,7 @@ class PlainSampler:
         settings = options.get("fastar")
         preset, warnings = choose_preset(self.preset, settings)
         policy = choose_policy(self.cache, self.window, self.sink, preset, settings)
+        warnings += unused_policy(self.cache, settings)
         check_model(guider.inner_model.diffusion_model)
         canvas = _canvas(x)
         prefix = find_prefix(None, None, options, None, canvas)

@@ -76,6 +76,17 @@ def check_conds(conds: dict[str, list[dict[str, Any]]]) -> None:
                                        "prompts that change over time")
 
 
+def check_text(conds: dict[str, list[dict[str, Any]]], width: int | None) -> None:
+    """Refuses prompt rows [B, rows, width] of another text encoder. ``width``: what the model takes; None = unknown."""
+    for role, entries in conds.items():
+        for entry in entries or ():
+            rows = entry.get("cross_attn")
+            if width is not None and rows is not None and rows.shape[-1] != width:
+                raise UnsupportedError(f"the {role.split('@')[0]} conditioning has text rows of width {rows.shape[-1]}, the model takes "
+                                       f"{width}; encode the prompt with the text encoder of the model (for Wan: umt5_xxl, loaded "
+                                       "with type wan)")
+
+
 def _plan(request: StreamRequest, x: torch.Tensor, process_in: Callable[[torch.Tensor], torch.Tensor]) -> BlockwisePlan:
     noise = x if request.noise is None else request.noise
     prefix = None if request.prefix is None else process_in(request.prefix).to(noise.dtype)
@@ -87,8 +98,10 @@ def _plan(request: StreamRequest, x: torch.Tensor, process_in: Callable[[torch.T
 
 def _check_request(model: Any, extra_args: dict[str, Any]) -> None:
     options = extra_args.get("model_options", {})
-    check_model(model.inner_model.inner_model.diffusion_model)
+    network = model.inner_model.inner_model.diffusion_model
+    check_model(network)
     check_conds(model.inner_model.conds)
+    check_text(model.inner_model.conds, getattr(network, "text_dim", None))
     if extra_args.get("denoise_mask") is not None:
         raise UnsupportedError("the latent carries a noise mask; streaming generates whole blocks. Remove Set Latent Noise Mask")
     if options.get("multigpu_clones") or options.get("context_handler") is not None:

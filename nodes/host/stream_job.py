@@ -18,9 +18,17 @@ from ...fastar_core.errors import ConfigError
 from ...fastar_core.geometry import pixel_frames_for
 from ...fastar_core.presets import schedule
 from ...fastar_core.report_text import report_in_words
-from ...fastar_core.run_choice import choose_policy, choose_run
+from ...fastar_core.run_choice import choose_policy, choose_run, unused_policy
 from ...fastar_core.runstate import RunState
-from ...fastar_core.stream_choice import Canvas, Choice, choose_preset, draw_noise, goes_to_file, kept_in_words
+from ...fastar_core.stream_choice import (
+    Canvas,
+    Choice,
+    choose_preset,
+    draw_noise,
+    goes_to_file,
+    kept_in_words,
+    unused_prompts,
+)
 from .anchor import AnchorFrames
 from .decode import check_vae
 from .frames_out import FileFrames, FramesOut, MemoryFrames, preview_entries
@@ -89,6 +97,7 @@ class StreamJob:
         self.settings = options.get("fastar")
         preset, warnings = choose_preset(inputs.preset, self.settings)
         policy = choose_policy(inputs.cache, inputs.window, inputs.sink, preset, self.settings)
+        warnings += unused_policy(inputs.cache, self.settings)
         check_model(inputs.model.model.diffusion_model)
         check_vae(inputs.vae)
         prompts = inputs.prompts or [(0, inputs.positive)]
@@ -102,6 +111,7 @@ class StreamJob:
         self.choice = Choice(preset, run, canvas, inputs.fps or preset.fps, inputs.seed, inputs.cfg, warnings)
         if inputs.prompts and inputs.positive is not inputs.prompts[0][1]:
             self.choice.warnings.append("prompts are connected, so positive is not used")
+        self.choice.warnings += unused_prompts(self.guider.starts, canvas, preset.block)
         self.latents: list[torch.Tensor] = [] if self.prefix is None else [self.prefix]
         self.decoded = self._next = 0
         self.files = goes_to_file(inputs.frames_to, inputs.length)

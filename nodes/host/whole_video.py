@@ -135,9 +135,9 @@ class WholeVideoRun:
             layer, self._layer = self._layer, None
             self._text_layer = layer if self.row.kind == "cross" else None
             return layer, None
-        if self._text_layer is not None and self.prompts is not None and rows == self.prompts.text_rows:
-            if not self._image_attention:
-                return None, self._text_layer
+        of_text = self.prompts is not None and rows == self.prompts.text_rows
+        if self._text_layer is not None and of_text and not self._image_attention:
+            return None, self._text_layer
         self._image_attention = False
         return None, None
 

@@ -1,6 +1,7 @@
 """`python tests/bench.py attention`: CPU time of bucketed attention against dense, and of merged prompt rows.
 
-Gate: the sparse path at density 1 and the pad merge equal dense attention. Times are CPU seconds, interleaved, the minimum of the repeats counts;
+Gate: the sparse path at density 1 and the pad merge equal dense attention.
+Times are CPU seconds, interleaved, the minimum of the repeats counts;
 a sparse time holds the queries' hash, sort, gather and scatter and the bias of counts; keys are sorted once per block, so not in it.
 Also timed: the whole AnnSA call (k-means buckets, choosing included) beside what the cost rule predicts.
 """

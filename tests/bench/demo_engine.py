@@ -134,7 +134,8 @@ def rollout(engine: DemoEngine, plan: BlockwisePlan) -> torch.Tensor:
     return torch.cat([engine.tour.slate, *(done.latent for done in run_plan("blockwise", engine, plan))], 2)
 
 
-def lockstep(engine: DemoEngine, plan: BlockwisePlan, clean: torch.Tensor, measured: Sequence[int] | None = None) -> dict[int, torch.Tensor]:
+def lockstep(engine: DemoEngine, plan: BlockwisePlan, clean: torch.Tensor,
+             measured: Sequence[int] | None = None) -> dict[int, torch.Tensor]:
     """Blocks denoised by ``engine`` while its history is fed with ``clean`` latents; {block number: latent [1, 16, 3, 16, 16]}.
 
     ``measured``: numbers of the blocks that are denoised (the others are only committed); None = all.

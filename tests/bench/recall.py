@@ -100,7 +100,8 @@ class RecallEngine(DemoEngine):
         rows = [keys[:, f * tokens:(f + 1) * tokens] for f in frames] if keys is not None else []
         return torch.cat(rows, 1) if rows else torch.empty(0), None, frames, 0
 
-    def _measure(self, layer: int, queries: tuple[torch.Tensor, torch.Tensor], own_k: torch.Tensor, own_v: torch.Tensor, out: torch.Tensor, ctx: FwdCtx) -> None:
+    def _measure(self, layer: int, queries: tuple[torch.Tensor, torch.Tensor], own_k: torch.Tensor, own_v: torch.Tensor,
+                 out: torch.Tensor, ctx: FwdCtx) -> None:
         tokens, shadow = self.run.geometry.tokens_per_frame, self.shadows[layer]
         generator = torch.Generator().manual_seed(1000 * ctx.block + 10 * layer + ctx.step)
         chosen = torch.randint(queries[0].shape[1], (QUERIES,), generator=generator)

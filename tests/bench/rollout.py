@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def rollout_seconds(per_block: dict[int, float], block: int) -> float:
     """Seconds of a rollout up to the longest length: trapezoid over the measured lengths, the first one extended to 0."""
     lengths = sorted(per_block)
     total = per_block[lengths[0]] * lengths[0]
-    for a, b in zip(lengths, lengths[1:]):
+    for a, b in pairwise(lengths):
         total += (per_block[a] + per_block[b]) / 2 * (b - a)
     return total / block
 

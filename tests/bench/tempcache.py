@@ -143,7 +143,8 @@ def _targets(rows: dict[str, dict[str, float]], gates: dict[str, tuple[float, fl
         lost = gates["dense unbounded"][0] - gates["tempcache balanced"][0]
         listed.append(("gate (d): points below everything kept", 100 * lost, "<= 5", lost <= 0.05))
         small, stock = rows["tempcache small"], rows[f"stock bounded {STOCK_WINDOW}"]
-        above = small["history_recall"] > stock["history_recall"] and gates["tempcache small"][0] > gates[f"stock bounded {STOCK_WINDOW}"][0]
+        returned = gates["tempcache small"][0] > gates[f"stock bounded {STOCK_WINDOW}"][0]
+        above = small["history_recall"] > stock["history_recall"] and returned
         listed.append(("small budget above stock bounded in recall and gate (d)", small["history_recall"], "above", above))
     return [{"name": n, "value": v, "target": t, "holds": bool(h), "reason": None} for n, v, t, h in listed]
 

@@ -126,7 +126,7 @@ def test_more_probes_keep_more() -> None:
 def test_keep_sets_live_for_a_block_and_end_with_the_prompt() -> None:
     q, context = planted()
     settings = AnnCASettings(keep="quant", min_kept=1)
-    first, pruner = attend(settings, q, context)
+    _, pruner = attend(settings, q, context)
     turned = q.flip(1)
     again, _ = attend(settings, turned, context, 0.7, 0, pruner)
     fresh, _ = attend(settings, turned, context, 0.7, 1, pruner)

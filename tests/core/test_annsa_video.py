@@ -28,7 +28,8 @@ def run(q: Tensor, k: Tensor, v: Tensor, video: VideoRows, **changes: object) ->
     return sparse.attend_video(0, 0.7, q, k, v, video, dense), sparse
 
 
-LAYOUTS = {"video": (VideoRows(0, FRAMES, TOKENS), FRAMES * TOKENS), "video then text": (VideoRows(0, FRAMES, TOKENS), FRAMES * TOKENS + TEXT),
+LAYOUTS = {"video": (VideoRows(0, FRAMES, TOKENS), FRAMES * TOKENS),
+           "video then text": (VideoRows(0, FRAMES, TOKENS), FRAMES * TOKENS + TEXT),
            "text then video": (VideoRows(TEXT, FRAMES, TOKENS), FRAMES * TOKENS + TEXT), "unknown": (VideoRows(0, 0, 251), 251),
            "odd sizes": (VideoRows(0, 7, 15), 105)}
 

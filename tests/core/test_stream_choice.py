@@ -22,6 +22,7 @@ from fastar_pack.fastar_core.stream_choice import (
     goes_to_file,
     largest_window,
     planned_kv_bytes,
+    unused_prompts,
 )
 
 pytestmark = pytest.mark.cpu
@@ -110,6 +111,15 @@ def test_warnings_name_what_was_not_trained() -> None:
     assert "trained on 21" in warnings(PolicySettings(), 85)[0]
     assert warnings(PolicySettings("sink_window", 12, 3), 85) == []
     assert "whole blocks of 3" in warnings(PolicySettings(), 81, prefix=1)[0]
+
+
+@pytest.mark.parametrize(("starts", "prefix", "lost"), [
+    ([0], 0, None), ([0, 3, 6], 0, None), ([0, 1, 4], 1, None), ([0, 9], 0, "9"), ([0, 7, 8], 0, "7, 8"), ([0, 1, 3], 0, "1"),
+    ([0, 2], 1, None),
+])
+def test_prompts_that_never_hold_are_named(starts: list[int], prefix: int, lost: str | None) -> None:
+    found = unused_prompts(starts, Canvas(64, 32, 33, prefix_frames=prefix), 3)
+    assert [text.split(" are ")[0] for text in found] == ([] if lost is None else [f"prompts that begin in latent frames {lost}"])
 
 
 def test_every_preset_that_is_offered_can_be_chosen() -> None:

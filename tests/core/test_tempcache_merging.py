@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from core.tempcache_tools import Followed, Synthetic, tc
+from core.tempcache_tools import Followed, Synthetic, similar_frames, tc
 from fastar_pack.fastar_core.noise import seeded_normal
 from fastar_pack.fastar_core.policies import PolicySettings
 from fastar_pack.fastar_core.tempcache.store import LayerStore
@@ -77,6 +77,18 @@ def test_outputs_follow_from_the_members_of_each_group(space: str, representativ
         got = run.call("denoise", 42, 3)[layer]
         assert (got - wanted).abs().max() <= TRUE
         assert (got - run.expected(42, 3, layer, bias=False)).abs().max() > OFF
+
+
+def test_outputs_are_right_for_keys_with_a_huge_common_offset() -> None:
+    """Keys around 100 in every channel: cosines are all near 1, so nearly everything merges, and still nothing is off."""
+    plain = similar_frames(1, 6, 2, 24)
+    factor, offset = torch.tensor([[0.1, 1.0, 1.0], [0.0, 100.0, 0.0]]).view(2, 3, 1, 1, 1, 1)
+    run = Followed(tc(budget_frames=7, threshold=0.999), make=lambda *at: factor * plain(*at) + offset).go(42)
+    assert max(len(m) for m in run.members.values()) >= 5
+    wanted = run.expected(42, 3, 0)
+    got = run.call("denoise", 42, 3)[0]
+    assert (got - wanted).abs().max() <= 1e-3, "logits reach hundreds, where float32 has steps of 1e-5"
+    assert (got - run.expected(42, 3, 0, bias=False)).abs().max() > 1e-2
 
 
 def test_a_medoid_is_the_member_nearest_to_the_mean_when_it_last_changed() -> None:

@@ -155,18 +155,31 @@ def test_memory_that_was_never_written_is_never_read(changes: dict[str, Any], po
     assert all(torch.isfinite(out).all() for out in poisoned.outputs)
 
 
+@pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize("changes", WAYS)
-def test_free_rows_do_not_count(changes: dict[str, Any]) -> None:
-    """Rows behind the occupied ones may hold anything finite: calls before left theirs there."""
-    one, other = run(changes).go(15), run(changes).go(15)
+def test_free_rows_of_a_poisoned_pool_do_not_count(changes: dict[str, Any], shared: bool) -> None:
+    """Whatever stands in rows that hold no group, NaN included: results do not change by a bit."""
+    ways = {"budget_frames": 12, "threshold": 0.6, "shared": shared, **changes}
+    one, other = (run(ways, batch=2, make=rows_of(2, 3)).go(9) for _ in range(2))
+    poisoned = 0
     for layer in range(2):
         for store in other.policy.stores(layer):
             used = len(other.policy.ledger.frames) * 6 + (0 if store.packed else store.bound)
-            for tensor in (store.keys, store.values):
-                tensor[:, :, used:] = 1e4
-    one.go(30, 15)
-    other.go(30, 15)
+            store.keys[:, :, used:] = store.values[:, :, used:] = float("nan")
+            if store.pool is None:
+                continue
+            free = store.pool.count == 0
+            poisoned += int(free.sum())
+            for rows in store.pool._wide():
+                for tensor in rows.tensors():
+                    worst = float("nan") if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
+                    behind = free & (torch.arange(free.shape[2]) >= store.bound)
+                    tensor.masked_fill_(behind[..., None], worst)
+    assert poisoned
+    one.go(30, 9)
+    other.go(30, 9)
     assert all(torch.equal(a, b) for a, b in zip(one.outputs, other.outputs))
+    assert all(torch.isfinite(out).all() for out in other.outputs)
 
 
 def test_settings_that_do_not_fit_are_refused_in_words() -> None:

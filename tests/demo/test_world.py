@@ -11,7 +11,7 @@ import torch
 from demo import codec, data, world
 
 GRAMMAR = re.compile(
-    r"(?:at (?P<at>\w+)|from (?P<left>\w+) to (?P<to>\w+))"
+    r"(?:at (?P<at>\w+)|to (?P<to>\w+))"
     r"(?: with (?P<ground>\w+) (?P<texture>\w+) ground and a (?P<colour>\w+) (?P<shape>\w+))?"
 )
 
@@ -24,7 +24,7 @@ def bank() -> data.Bank:
 def read(prompts: list[str], start: tuple[str, world.Look] | None) -> list[torch.Tensor]:
     """Pictures of all latent frames as a reader of the prompts alone would draw them."""
     known = dict([start]) if start else {}
-    pictures = []
+    pictures, here = [], start[0] if start else ""
     for prompt in prompts:
         found = GRAMMAR.search(prompt)
         assert found, prompt
@@ -37,9 +37,10 @@ def read(prompts: list[str], start: tuple[str, world.Look] | None) -> list[torch
                 list(world.COLOURS).index(found["colour"]),
                 world.SHAPES.index(found["shape"]),
             )
-        left = known[found["left"] or name]
-        shifts = world.SLIDE if found["left"] else (8, 8, 8)
+        left = known[here if found["to"] else name]
+        shifts = world.SLIDE if found["to"] else (8, 8, 8)
         pictures += [world.view(left, known[name], shift) for shift in shifts]
+        here = name
     return pictures
 
 

@@ -25,9 +25,9 @@ from demo.world import BLOCK
 
 SHORT = Recipe(clips=12, blocks=2, fillers=(0, 0, 0, 1), new=0.7)
 TRIPLE = Recipe(clips=8, blocks=3, gap=0.3, fillers=(0, 0, 0, 1, 2), fresh=2)
-MATCH = Recipe(clips=6, blocks=5, learn=2, gap=0.4, fillers=(0, 0, 0, 1, 2), fresh=2, new=0.15)
-MIDDLE = Recipe(clips=5, blocks=5, gap=0.5, fillers=(0, 0, 0, 1, 2, 3))
-LONG = Recipe(clips=4, blocks=0, gap=0.7, fillers=(0, 0, 1, 2, 3, 8), fresh=3, new=0.2, grad=False)
+MATCH = Recipe(clips=5, blocks=5, learn=2, gap=0.4, fillers=(0, 0, 0, 1, 2), fresh=2, new=0.15)
+MIDDLE = Recipe(clips=4, blocks=5, gap=0.5, fillers=(0, 0, 0, 1, 2, 3))
+LONG = Recipe(clips=3, blocks=0, gap=0.7, fillers=(0, 0, 1, 2, 3, 8), fresh=3, new=0.2, grad=False)
 
 
 def recipe_at(step: int) -> Recipe:
@@ -44,10 +44,10 @@ def recipe_at(step: int) -> Recipe:
 
 def hint_at(step: int) -> float:
     """Weight of the attention hint: while the search by name forms, then fading out."""
-    return 0.1 * min(1.0, max(0.0, (1900 - step) / 300)) if step >= NAMES_FROM else 0.0
+    return 0.1 * min(1.0, max(0.0, (1850 - step) / 300)) if step >= NAMES_FROM else 0.0
 
 
-NAMES_FROM, NAMES_APART, NAMES_MATCH = 848, 1248, 1416
+NAMES_FROM, NAMES_APART, NAMES_MATCH = 848, 1248, 0
 
 
 def intervene(step: int, params: dict[str, Tensor], words: dict[str, int]) -> None:
@@ -61,8 +61,8 @@ def intervene(step: int, params: dict[str, Tensor], words: dict[str, int]) -> No
 
 
 def rates_at(step: int, done: float) -> tuple[float, float]:
-    """(Muon, AdamW) learning rates: warm-up, constant, then linear decay over the last quarter of the run."""
-    factor = min(1.0, (step + 1) / 60) * min(1.0, max(0.03, (1 - done) / 0.25))
+    """(Muon, AdamW) learning rates: warm-up, constant, then linear decay over the last third of the run."""
+    factor = min(1.0, (step + 1) / 60) * min(1.0, max(0.03, (1 - done) / 0.31))
     return 0.02 * factor, 2e-3 * factor
 
 
@@ -174,7 +174,7 @@ def train(run: Run, minutes: float, total: float) -> None:
         batch = draw_batch(run.bank, recipe, seed)
         loss, error, hinted = run.loss(batch, seed, recipe.grad, hint_at(step))
         loss.backward()
-        run.optimizer.step(*rates_at(step, run.minutes / total))
+        run.optimizer.step(*rates_at(step, run.minutes / total), decay=0.99)
         meter.add(loss, error, hinted, batch)
         run.minutes = before + (time.time() - began) / 60
         if time.time() - shown > 30:

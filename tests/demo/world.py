@@ -2,7 +2,7 @@
 
 A place has a name; its looks (ground colour, ground texture, one landmark of a shape and a colour) are drawn anew per
 clip and named only when it is first shown. The camera stays in a place, cuts to another one ("at <name>") or slides
-there by four tokens per latent frame ("from <name> to <name>"). Ground textures have a period of one token; a weak
+there by four tokens per latent frame ("to <name>"). Other clauses name far places that are never shown. Ground textures have a period of one token; a weak
 light fixed to the camera tells left from right and top from bottom.
 """
 
@@ -21,31 +21,13 @@ BLOCK = 3
 SLIDE = (4, 8, 8)
 
 NAMES = (
-    "arden",
-    "birka",
-    "corvo",
-    "delph",
-    "elmet",
-    "farne",
-    "galle",
-    "hova",
-    "istra",
-    "jarrow",
-    "kolar",
-    "lund",
-    "mira",
-    "nara",
-    "oslo",
-    "petra",
-    "quito",
-    "ravna",
-    "sines",
-    "tarfa",
-    "ulm",
-    "visby",
-    "wells",
-    "zadar",
+    "arden", "birka", "corvo", "delph", "elmet", "farne", "jarrow", "kolar",
+    "lund", "mira", "nara", "oslo", "petra", "quito", "visby", "zadar",
 )
+FAR = (
+    "galle", "hova", "istra", "ravna", "sines", "tarfa", "ulm", "wells",
+)
+VOCABULARY_NAMES = tuple(sorted((*NAMES, *FAR)))
 GROUNDS = {
     "sand": (0.78, 0.68, 0.48),
     "moss": (0.36, 0.52, 0.32),
@@ -184,9 +166,8 @@ class Journey:
         """A place not shown in this clip."""
         return self.rng.choice([name for name in NAMES if name not in self.shown])
 
-    def _sentence(self, core: str, seen: tuple[str, ...]) -> str:
-        others = [name for name in NAMES if name not in seen]
-        clauses = [" ".join((*self.rng.choice(FILLERS), self.rng.choice(others))) for _ in range(self.fillers)]
+    def _sentence(self, core: str) -> str:
+        clauses = [" ".join((*self.rng.choice(FILLERS), self.rng.choice(FAR))) for _ in range(self.fillers)]
         cut = self.rng.randint(0, len(clauses))
         return " ".join((*clauses[:cut], core, *clauses[cut:]))
 
@@ -197,7 +178,7 @@ class Journey:
     def slide(self, name: str) -> Block:
         """The camera slides from here to `name`; looks are named when the place is new."""
         kind = "slide_back" if name in self.shown else "slide_new"
-        return self._block(name, f"from {self.here} to {name}", kind)
+        return self._block(name, f"to {name}", kind)
 
     def stay(self) -> Block:
         """Three more latent frames of the place where the camera is."""
@@ -209,7 +190,7 @@ class Journey:
             self.shown[name] = self.draw_look()
             core = f"{core} {self.shown[name].words()}"
         left = self.shown.get(left_name, self.shown[name])
-        prompt = self._sentence(core, (left_name, name))
+        prompt = self._sentence(core)
         self.here = name
         return Block(prompt, kind, left, self.shown[name], name)
 
@@ -260,4 +241,4 @@ def draw_clip(
 def vocabulary() -> tuple[str, ...]:
     """All words a prompt can hold, in a fixed order."""
     fillers = {word: None for clause in FILLERS for word in clause}
-    return (*GRAMMAR, *NAMES, *GROUNDS, *TEXTURES, *COLOURS, *SHAPES, *fillers)
+    return (*GRAMMAR, *VOCABULARY_NAMES, *GROUNDS, *TEXTURES, *COLOURS, *SHAPES, *fillers)

@@ -69,14 +69,14 @@ def test_all_three_modules_together(model: Any) -> None:
 
 
 def test_the_nodes_reach_both_samplers(host: Host, model: Any) -> None:
-    from host.host_tools import sample
-
     from fastar_pack.nodes.host.plain_sampler import PlainSampler
+    from host.host_tools import sample
 
     annsa = host.nodes["FastARAnnSA"]().patch(model, 0.6, "kmeans", 0.3, "", False, False)[0]
     both = host.nodes["FastARAnnCA"]().patch(annsa, "merge padding", 8, 4, 1, 4, 0.3, 1.0)[0]
     settings = both.model_options["transformer_options"]["fastar"]
-    assert settings.annsa is not None and settings.annca is not None
+    assert settings.annsa is not None
+    assert settings.annca is not None
     assert "fastar" not in model.model_options.get("transformer_options", {})
     seen: list[Any] = []
     import fastar_pack.nodes.host.plain_sampler as module
@@ -88,5 +88,6 @@ def test_the_nodes_reach_both_samplers(host: Host, model: Any) -> None:
         import comfy.samplers
 
         sample(both, comfy.samplers.KSAMPLER(sampler.sample), seeded_normal(1, (1, 16, 6, 8, 12)), TEXT, sigmas=(1.0, 0.8, 0.5, 0.0))
-    assert seen[0].annsa is settings.annsa and seen[0].annca is settings.annca
+    assert seen[0].annsa is settings.annsa
+    assert seen[0].annca is settings.annca
     assert set(seen[0].report) >= {"annca", "annsa"}

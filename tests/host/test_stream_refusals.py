@@ -39,6 +39,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "frames_to": ({"frames_to": "tape"}, "frames_to is 'tape', expected one of auto, memory, file"),
     "decode": ({"decode": "never"}, "decode is 'never'"),
     "cfg without negative": ({"cfg": 4.0}, "cfg is 4, .* connect negative or set cfg to 1"),
+    "other text encoder": ({"positive": [[torch.zeros(1, 7, 2048), {}]]}, "width 2048, the model takes 64; .* umt5_xxl"),
+    "other negative": ({"cfg": 2.0, "negative": [[torch.zeros(1, 7, 768), {}]]}, "negative conditioning .* width 768"),
     "empty prompt": ({"positive": []}, "holds no conditioning"),
     "late prompts": ({"prompts": [(3, text(1))]}, "the first 0"),
     "unlike prompts": ({"prompts": [(0, text(1)), (3, text(1) + text(2))]}, "2 conditioning entries, .* prompt has 1"),

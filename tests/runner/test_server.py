@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from _runner import locate, provision, server, venv
+from _runner import cli, locate, provision, server, venv
 from _runner.api import Api
 from _runner.errors import Exit, RunnerError
-from _runner.paths import Cache
+from _runner.paths import WORKFLOWS, Cache
 from _runner.talk import Talk
 
 from runner.fake_host import DEAF, DIES, SERVES, make_host
@@ -55,6 +55,21 @@ def test_a_server_runs_inside_the_with_block_only(tmp_path: Path, cache: Cache) 
         assert str(cache.root) in arguments[arguments.index(option) + 1].replace("sqlite:///", "")
     assert list((cache.root / "runs").iterdir()) == []
     assert "Starting server" in running.log.read_text(encoding="utf-8")
+
+
+def test_what_a_stopped_run_kept_is_read_from_the_log(tmp_path: Path, cache: Cache) -> None:
+    running = server.Server(prepared_host(tmp_path / "host"), cache, Talk(stream=io.StringIO()))
+    assert running.kept() == ""
+    lines = ["FAST-AR: run interrupted: 4 frames are safe in a.mp4", "x FAST-AR: run interrupted: 25 frames are safe in b.mp4 ", "end"]
+    running.log.write_text("\n".join(lines), encoding="utf-8")
+    assert running.kept() == "25 frames are safe in b.mp4"
+    said = io.StringIO()
+    cli._tell_kept(running, Talk(stream=said))
+    cli._tell_kept(None, Talk(stream=said))
+    assert said.getvalue() == "25 frames are safe in b.mp4\n"
+    source = (WORKFLOWS.parent / "nodes" / "host" / "rescue.py").read_text(encoding="utf-8")
+    assert "FAST-AR: run %s: %s" in source
+    assert '"interrupted" if stopped' in source
 
 
 def test_an_error_inside_stops_it(tmp_path: Path, cache: Cache) -> None:
