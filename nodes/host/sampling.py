@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from ...fastar_core.annsa import AnnSASettings
 from ...fastar_core.drivers import BlockDone, BlockwisePlan, LoopKind, Restart, longest_call, run_plan
 from ...fastar_core.errors import ConfigError, UnsupportedError
 from ...fastar_core.geometry import Block, RunGeometry, token_grid
+from ...fastar_core.kernel_report import summary
 from ...fastar_core.noise import SeededRenoise
 from ...fastar_core.policies import PolicySettings
 from ...fastar_core.runstate import RunState
@@ -21,6 +23,7 @@ from ...fastar_core.settings import FastARSettings
 from ...fastar_core.sigmas import SigmaSchedule
 from .hook import HostModel, branch_names, check_model, rope_spec
 
+logger = logging.getLogger(__name__)
 REFUSED_ENTRY_KEYS = {"area": "an area", "mask": "a mask", "hooks": "hooks", "gligen": "GLIGEN boxes", "control": "a ControlNet"}
 
 
@@ -135,6 +138,8 @@ class _Run:
         """Runs all blocks; ``out`` receives the latents in model space, the request's on_block those in VAE space."""
         if self.request.on_start is not None:
             self.request.on_start(self.state, self.plan)
+        self.request.report["kernels"] = kernels = summary(self.request.backend, self.host_model.device)
+        logger.info("FAST-AR: %s", kernels)
         if out is not None and self.plan.prefix is not None:
             out[:, :, :self.plan.prefix_frames] = self.plan.prefix
         for done in run_plan(self.request.loop, self.call, self.plan):

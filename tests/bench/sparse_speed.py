@@ -59,9 +59,9 @@ def measure(lengths: tuple[int, ...], say: Callable[[str], None]) -> dict[str, d
     """{policy: {cache length in latent frames: seconds}}, interleaved, the minimum of 3 repeats."""
     shape = Shape(layers=1)
     weights = random_weights(shape.heads * shape.head_dim, shape.layers, shape.ffn, TEXT_DIM)
-    merged = PolicySettings("tempcache", sink_frames=SINK, tempcache=PRESETS["balanced"])
+    merged = {name: PolicySettings("tempcache", sink_frames=SINK, tempcache=PRESETS[name]) for name in ("balanced", "small")}
     cases = {"dense unbounded": (PolicySettings(), None, None), "AnnSA alone": (PolicySettings(), AnnSASettings(), None),
-             "all three, balanced": (merged, AnnSASettings(), AnnCASettings())}
+             **{f"all three, {name}": (policy, AnnSASettings(), AnnCASettings()) for name, policy in merged.items()}}
     found: dict[str, dict[int, float]] = {name: {} for name in cases}
     for length in lengths:
         engines = {}

@@ -53,7 +53,8 @@ def test_a_preset_goes_onto_a_clone(host: Host, parts: tuple[Any, Any], preset: 
     assert "fastar" not in parts[0].model_options["transformer_options"]
     assert policy_of(model).tempcache == PRESETS[preset]
     frames = f"{PRESETS[preset].budget_frames:g} latent frames"
-    assert plan.startswith(f"{preset}: the cache keeps everything, merged into {frames} (sink 1, recent 3). At 832 x 480 pixels")
+    parts_kept = f"(sink 1, recent {PRESETS[preset].recent_frames})"
+    assert plan.startswith(f"{preset}: the cache keeps everything, merged into {frames} {parts_kept}. At 832 x 480 pixels")
     assert f"is full after {frames} at the latest" in plan
 
 
