@@ -8,7 +8,7 @@ from typing import Any
 
 from ..fastar_core.tempcache.fitting import choose_settings
 from ..fastar_core.tempcache.plan import OFF, PRESETS
-from ..fastar_core.tempcache.settings import AUTO_MEMORY, FAMILY_SINK, FAMILY_SPAN
+from ..fastar_core.tempcache.settings import AUTO_MEMORY, FAMILY_CONTEXT, FAMILY_SINK, FAMILY_SPAN
 from .host.preview import show_text
 from .host.tempcache import with_tempcache
 
@@ -34,6 +34,8 @@ _HELP = {
                "many times longer than that, and hardly slower. 'off' keeps true distances, better for shorter ones.",
     "history": "How merged rows are stored. 'full' is exact and the fastest; 'int8' takes about half the memory and is slower, with "
                "hardly any loss.",
+    "restarts": "Only for families whose timeline starts over (Krea, CausVid). 'forget' drops the history at every restart, as their "
+                "authors do; 'keep' carries the merged history over, which remembers the whole video and is slower.",
     "similarity": "What similar means: 'paper' compares the direction of keys and is the fastest; 'logit' compares their effect on "
                   "attention and is slower to match.",
     "space": "Where keys are compared and averaged: 'post' where they stand, after rotary positions, which remembers much better; "
@@ -82,14 +84,15 @@ class FastARTempCache:
                 "threshold": _input("threshold", "FLOAT", default=0.0, min=0.0, max=1.01, step=0.01, round=0.001, advanced=True),
                 "reindex": _input("reindex", ["off", "on"], default="off", advanced=True),
                 "history": _input("history", ["full", "int8"], default="full", advanced=True),
+                "restarts": _input("restarts", ["forget", "keep"], default="forget", advanced=True),
                 **advanced,
             },
             "hidden": {"unique_id": "UNIQUE_ID"},
         }
 
     def patch(self, model: Any, preset: str, budget: int, memory_gb: float, sink: int = FAMILY_SINK, recent: int = -1,
-              threshold: float = 0.0, reindex: str = "off", history: str = "full", unique_id: str | None = None,
-              **advanced: str) -> tuple[Any, str]:
+              threshold: float = 0.0, reindex: str = "off", history: str = "full", restarts: str = "forget",
+              unique_id: str | None = None, **advanced: str) -> tuple[Any, str]:
         """MODEL and plan. Raises ConfigError for values that hold no history, UnsupportedError for other kinds of models."""
         if preset == OFF:
             return model, "TempCache is off: the cache rule of the sampler node holds."
@@ -97,8 +100,9 @@ class FastARTempCache:
         chosen = {name: value for name, value in advanced.items() if value != AS_PRESET}
         if history == "int8":
             chosen["history_type"] = history
+        changes: dict[str, object] = {**chosen, "carry_frames": FAMILY_CONTEXT if restarts == "keep" else None}
         settings = choose_settings(base, budget, memory_gb, recent, threshold, reindex_span=FAMILY_SPAN if reindex == "on" else None,
-                                   **chosen)
+                                   **changes)
         patched, plan = with_tempcache(model, settings, sink)
         text = f"{preset}: {plan}"
         logger.info("FAST-AR TempCache %s", text)

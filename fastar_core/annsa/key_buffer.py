@@ -21,6 +21,19 @@ def take(x: torch.Tensor, spans: Spans) -> torch.Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, 1) if parts else x[:, :0]
 
 
+def pick_rows(x: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """[B, H, n, D]: rows int64 [B, H, n] of x [B, N, H, D], whole rows at a time (gather reads an index for every element)."""
+    batch, count, heads, dim = x.shape
+    b, h = (torch.arange(n, device=x.device) for n in (batch, heads))
+    by_head = not x.is_contiguous() and x.transpose(1, 2).is_contiguous()
+    if by_head:
+        index = (b[:, None, None] * heads + h[:, None]) * count + rows
+    else:
+        index = (b[:, None, None] * count + rows) * heads + h[:, None]
+    flat = (x.transpose(1, 2) if by_head else x).reshape(-1, dim)
+    return flat.index_select(0, index.flatten()).view(*rows.shape, dim)
+
+
 @dataclass
 class KeyBuffer:
     """``keys``, ``values`` [B, H, N, D]; ``bias`` float32 [B, H, N] or None; ``offsets`` int32 [B, H, K + 1] rows of the buffer where
@@ -74,12 +87,12 @@ def build(k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, spans: tu
     picked = order.long()
     front, middle, back = span_rows(always), span_rows(history), span_rows(own)
     batch, _, heads, dim = k.shape
-    index = picked[..., None].expand(-1, -1, -1, dim)
+    numbers = torch.cat([torch.arange(a, b, device=k.device) for a, b in history])
     buffers = []
     for source in (k, v):
         out = source.new_empty((batch, heads, front + middle + back, dim))
         out[:, :, :front] = take(source, always).transpose(1, 2)
-        out[:, :, front:front + middle] = torch.gather(take(source, history).transpose(1, 2), 2, index)
+        out[:, :, front:front + middle] = pick_rows(source, numbers[picked])
         buffers.append(out)
     sorted_bias = None
     if bias is not None:

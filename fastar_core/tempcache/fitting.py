@@ -9,7 +9,7 @@ from ..errors import ConfigError
 from ..geometry import RunGeometry
 from ..policies.base import PolicySettings
 from .plan import TempCachePlan, budget_from_bytes, plan_tempcache, with_budget
-from .settings import AUTO_MEMORY, FAMILY_SINK, FAMILY_SPAN, TempCacheSettings
+from .settings import AUTO_MEMORY, FAMILY_CONTEXT, FAMILY_SINK, FAMILY_SPAN, TempCacheSettings
 
 if TYPE_CHECKING:
     from ..presets import Preset
@@ -32,6 +32,8 @@ def fit_family(policy: PolicySettings, preset: Preset | None, own_frames: int) -
     in_window = preset is not None and preset.positions == "slot"
     if settings.reindex_span == FAMILY_SPAN or (in_window and settings.reindex_span is None):
         settings = replace(settings, reindex_span=family_span(preset, own_frames))
+    if settings.carry_frames == FAMILY_CONTEXT:
+        settings = replace(settings, carry_frames=(preset.context_frames if preset is not None else None) or 0)
     settings = with_budget(settings, settings.budget_frames, policy.sink_frames)
     return policy if settings is policy.tempcache else replace(policy, tempcache=settings)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -15,9 +15,10 @@ from ..noise import SEED_LIMIT
 from ..policies.base import CachePolicy, PolicySettings
 from ..positions import RopeSpec, Rotary
 from .ledger import Ledger
-from .settings import FAMILY_SPAN, TempCacheSettings
+from .settings import FAMILY_SPAN
+from .sizes import StoreSizes, store_sizes
 from .stats import TempCacheStats
-from .store import LayerStore, StoreSizes, Tables
+from .store import LayerStore, Tables
 
 USAGE_QUERIES = 64
 _LAYER_STRIDE = 7919
@@ -31,17 +32,6 @@ class _Call:
     ctx: FwdCtx
     positions: list[int]
     rewritten: list[tuple[int, int]] | None = None
-
-
-def store_sizes(settings: TempCacheSettings, sink: int, geometry: RunGeometry) -> StoreSizes:
-    """Splits the budget; raises ConfigError when nothing is left for the history."""
-    pinned = sink + settings.recent_frames
-    rows = int((settings.budget_frames - pinned) * geometry.tokens_per_frame)
-    if rows < geometry.tokens_per_frame:
-        raise ConfigError(f"a budget of {settings.budget_frames:g} latent frames leaves no room for history beside a sink of {sink} "
-                          f"and {settings.recent_frames} recent frames; set it to {pinned + 1} or more")
-    rows = min(rows, max(1, geometry.total_frames - pinned) * geometry.tokens_per_frame)
-    return StoreSizes(sink, settings.recent_frames, max(geometry.block, geometry.call_frames), rows, geometry.rows, geometry.cols)
 
 
 class TempCache(CachePolicy):
@@ -67,6 +57,7 @@ class TempCache(CachePolicy):
         self._call: _Call | None = None
         self._undo: tuple[int, list[int]] | None = None
         self.tables: Tables | None = None
+        self._offset = self._last_end = 0  # frames of finished timelines before the current one; end of the last call
 
     def bytes(self) -> int:
         tables = sum(t.numel() * t.element_size() for t in self.tables or ())
@@ -120,9 +111,18 @@ class TempCache(CachePolicy):
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
+    def _here(self, ctx: FwdCtx) -> FwdCtx:
+        """The call in frames of all timelines together."""
+        return replace(ctx, start=ctx.start + self._offset) if self._offset else ctx
+
     def begin(self, ctx: FwdCtx) -> None:
         if ctx.phase == "prefill" and ctx.start == 0 and self.ledger.end > 0:
-            self._restart(0)
+            if self.settings.carry_frames and self.recache_mode != "rebuild":
+                self._carry_over()
+            else:
+                self._restart(0)
+        ctx = self._here(ctx)
+        self._last_end = ctx.end
         frames = range(ctx.start, ctx.end)
         if ctx.phase == "recache":
             self._call = self._plan_recache(ctx, frames)
@@ -131,7 +131,7 @@ class TempCache(CachePolicy):
             if self._undo is None or self._undo[0] != ctx.start:
                 raise GeometryError(f"a {ctx.phase} call starts at latent frame {ctx.start}, but {self.ledger.end} frames are "
                                     "committed; blocks must follow each other and be committed by a clean pass")
-            self.rollback(ctx.start)  # the last block is made anew, as a growing window of a rolling run does
+            self.rollback(ctx.start - self._offset)  # the last block is made anew, as a growing window of a rolling run does
         self._check_length(ctx)
         self._call = _Call(ctx, self._positions(frames, ctx.start))
 
@@ -152,8 +152,19 @@ class TempCache(CachePolicy):
         rewritten = [(f - ctx.start, slots.index(f)) for f in frames if f in slots]
         return _Call(ctx, self._positions(frames, ctx.end), rewritten)
 
+    def _carry_over(self) -> None:
+        """A new timeline begins with the last frames of the old one: what was pinned joins the history, which stays."""
+        pinned = sorted(self.ledger.frames)
+        for store in self._all_stores():
+            store.absorb([(frame, self.ledger.frames.index(frame)) for frame in pinned])
+        self._offset = max(self.ledger.end, self._last_end) - self.settings.carry_frames
+        self.ledger.restart(self._offset)
+        self._undo = None
+        self._refresh()
+
     def _restart(self, first: int) -> None:
         """Forgets all frames; the memory is kept."""
+        self._offset = 0
         self.ledger.restart(first)
         self._undo = self.tables = None
         for store in self._all_stores():
@@ -162,7 +173,7 @@ class TempCache(CachePolicy):
     # -- one layer ----------------------------------------------------------------------------------------------------
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ctx: FwdCtx) -> torch.Tensor:
-        call = self._call
+        call, ctx = self._call, self._here(ctx)
         if call is None or call.ctx != ctx:
             raise GeometryError(f"attend for frames {ctx.start}..{ctx.end - 1} without begin(); the model was called outside "
                                 "the driver")
@@ -237,7 +248,7 @@ class TempCache(CachePolicy):
     # -- commit -------------------------------------------------------------------------------------------------------
 
     def commit(self, ctx: FwdCtx) -> None:
-        call, self._call = self._call, None
+        call, self._call, ctx = self._call, None, self._here(ctx)
         if call is None or not ctx.commits:
             return
         if call.rewritten is not None:
@@ -273,6 +284,7 @@ class TempCache(CachePolicy):
         return self.stats.report()
 
     def rollback(self, start: int) -> None:
+        start += self._offset
         if self._undo is None or self._undo[0] != start:
             kept = "nothing" if self._undo is None else f"the block at latent frame {self._undo[0]}"
             raise GeometryError(f"cannot roll back to latent frame {start}: the cache can undo {kept}; deeper steps replay "

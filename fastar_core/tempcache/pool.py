@@ -131,7 +131,7 @@ class HistoryPool:
         usage = torch.where(self.count == 0, free, self.usage)  # free rows first, the lowest first: occupied rows stay in front
         taken = torch.zeros_like(usage).scatter_add(2, match, merged.float())
         usage = usage.masked_fill(taken > 0, PROTECTED)
-        order = usage.topk(min(self.capacity, match.shape[-1]), dim=-1, largest=False, sorted=True).indices
+        order = usage.argsort(dim=-1, stable=True)[..., :match.shape[-1]]  # stable: the same choice on every device
         rank = ((~merged).cumsum(-1) - 1).clamp(0, order.shape[-1] - 1)
         return torch.where(merged, match, torch.gather(order, 2, rank))
 

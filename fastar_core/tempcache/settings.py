@@ -14,6 +14,7 @@ Space = Literal["post", "pre"]
 HistoryType = Literal["same", "int8"]
 FAMILY_SINK = -1  # of PolicySettings.sink_frames: as the family has it, at least 1
 FAMILY_SPAN = 0  # of reindex_span: what the family was trained on
+FAMILY_CONTEXT = -1  # of carry_frames: the context frames of the family's restarts
 AUTO_MEMORY = -1  # of memory_gb: what the host can give
 
 
@@ -41,6 +42,8 @@ class TempCacheSettings:
         replaced by what the family was trained on before a run.
     memory_gb: the budget is lowered until the plan keeps this many GB; 0 = no limit; AUTO_MEMORY = what the host can give.
     history_type: "int8" stores merged rows in 8 bits with one scale per row.
+    carry_frames: for families whose timeline starts over (Krea, CausVid): latent frames a new timeline begins with. The history is
+        then kept over restarts, with what was pinned taken in; 0 forgets it, as the family's own code does.
     quiet_heads: (layer, head) pairs measured to look at the current frame only; they keep no history.
     usage_decay: weight of the past in a row's running usage. seed: of the queries that usage is measured with.
     """
@@ -59,6 +62,7 @@ class TempCacheSettings:
     shared: bool = True
     reindex_span: int | None = None
     history_type: HistoryType = "same"
+    carry_frames: int = 0
     quiet_heads: tuple[tuple[int, int], ...] = ()
     usage_decay: float = 0.9
     seed: int = 0

@@ -17,30 +17,11 @@ from .ledger import Move
 from .pool import HistoryPool, Ingested
 from .rows import MeanRows, PackedRows
 from .settings import TempCacheSettings
+from .sizes import StoreSizes
 from .step_recall import StepRecall
 
 Tables = tuple[torch.Tensor, torch.Tensor]
 IngestWatch = Callable[[int, Ingested], None]
-
-
-@dataclass(frozen=True)
-class StoreSizes:
-    """Latent frames of each part (history in rows) and the token grid of a frame."""
-
-    sink: int
-    recent: int
-    own: int
-    history_rows: int
-    rows: int
-    cols: int
-
-    @property
-    def tokens(self) -> int:
-        return self.rows * self.cols
-
-    @property
-    def pinned_rows(self) -> int:
-        return (self.sink + self.recent) * self.tokens
 
 
 @dataclass(frozen=True)
@@ -125,7 +106,9 @@ class LayerStore:
 
     def write_own(self, keys: torch.Tensor, values: torch.Tensor, filled_slots: int) -> slice:
         """Puts the call's rows (keys as the call rotates them) behind what is visible."""
-        start = filled_slots * self.sizes.tokens + (0 if self.packed else self.bound)
+        start = filled_slots * self.sizes.tokens
+        if self.bound and not self.packed:
+            start = self.sizes.pinned_rows + self.bound
         own = slice(start, start + keys.shape[2])
         self.keys[:, :, own] = keys
         self.values[:, :, own] = values
@@ -146,6 +129,9 @@ class LayerStore:
         count = 0 if own is None else own.stop - own.start
         if self.packed:
             keys, values = self._unpacked(pinned, own, tables)
+        elif self.bound and pinned < self.sizes.pinned_rows:  # after a restart, slots before the history are still empty
+            after = slice(self.sizes.pinned_rows, self.sizes.pinned_rows + self.bound + count)
+            keys, values = (torch.cat([t[:, :, :pinned], t[:, :, after]], 2) for t in (self.keys, self.values))
         else:
             keys, values = (t[:, :, :pinned + self.bound + count] for t in (self.keys, self.values))
         if not self.biased:
@@ -207,6 +193,16 @@ class LayerStore:
             source, source_v = (home, values) if mine else (self.home, self.values)
             went = pool.ingest(source[:, :, span], source_v[:, :, span], frame, measured.mass_of(span, mine), self.moment)
             measured.follow(span, mine, went)
+            self.tally += torch.stack([t.sum() for t in (went.merged, went.opened, went.evicted)])
+            if self.watch is not None:
+                self.watch(frame, went)
+
+    def absorb(self, pinned: list[tuple[int, int]]) -> None:
+        """Pinned (frame, slot) pairs, oldest first, join the history; they count as used as its average row."""
+        for frame, slot in pinned if self.pool is not None else ():
+            span = self._frame(slot)
+            usage = self.pool.usage.mean(-1, keepdim=True).expand(-1, -1, self.sizes.tokens)
+            went = self.pool.ingest(self.home[:, :, span], self.values[:, :, span], frame, usage, self.moment)
             self.tally += torch.stack([t.sum() for t in (went.merged, went.opened, went.evicted)])
             if self.watch is not None:
                 self.watch(frame, went)

@@ -11,6 +11,7 @@ from torch import Tensor
 from core.annsa_tools import COLS, ROWS, SCHEDULE, SPARSE, TOKENS, context, dense, error, key_rows, planted, run
 from fastar_pack.fastar_core.annsa import AnnSASettings, SparseAttention, sparse, walk
 from fastar_pack.fastar_core.annsa.cost import CallSize, pays, predicted_times
+from fastar_pack.fastar_core.annsa.key_buffer import pick_rows
 from fastar_pack.fastar_core.annsa.tally import layers_to_keep_dense
 from fastar_pack.fastar_core.errors import ConfigError
 from fastar_pack.fastar_core.key_rows import KeyRows, frame_parts
@@ -234,3 +235,12 @@ def test_settings_refuse_nonsense() -> None:
         with pytest.raises(ConfigError):
             AnnSASettings(**wrong)
     assert ROWS * COLS == TOKENS
+
+
+@pytest.mark.parametrize("layout", ["rows", "heads", "slice of rows", "slice of heads"])
+def test_rows_are_picked_from_any_layout(layout: str) -> None:
+    x = torch.randn(2, 9, 3, 4) if "rows" in layout else torch.randn(2, 3, 9, 4).transpose(1, 2)
+    x = x[:, 1:7] if "slice" in layout else x
+    rows = torch.randint(x.shape[1], (2, 3, 5))
+    want = torch.stack([torch.stack([x[b, rows[b, h], h] for h in range(3)]) for b in range(2)])
+    assert torch.equal(pick_rows(x, rows), want)

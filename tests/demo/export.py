@@ -28,9 +28,7 @@ NOTE = {
 
 
 def _part(weights: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {
-        name[len(prefix) :]: value.bfloat16().contiguous() for name, value in weights.items() if name.startswith(prefix)
-    }
+    return {name[len(prefix) :]: value.bfloat16().contiguous() for name, value in weights.items() if name.startswith(prefix)}
 
 
 def write_files(weights: dict[str, Tensor], bank: Bank, out: Path) -> None:
@@ -74,16 +72,14 @@ def _table(gates: dict[str, Any]) -> str:
     lines = ["| gate | value | 95 % interval | target | holds |", "|---|---|---|---|---|"]
     for row in gates["rows"]:
         lines.append(
-            f"| {row['gate']} | {row['value']} | {row['low']} to {row['high']} | {row['target']} | "
-            f"{'yes' if row['holds'] else 'no'} |"
+            f"| {row['gate']} | {row['value']} | {row['low']} to {row['high']} | {row['target']} | {'yes' if row['holds'] else 'no'} |"
         )
     return "\n".join(lines)
 
 
 def _examples() -> str:
     return "\n\n".join(
-        f"`{name}`\n\n```\n" + "\n".join(f"{frame}: {line}" for frame, line in lines) + "\n```"
-        for name, lines in EXAMPLE_PROMPTS.items()
+        f"`{name}`\n\n```\n" + "\n".join(f"{frame}: {line}" for frame, line in lines) + "\n```" for name, lines in EXAMPLE_PROMPTS.items()
     )
 
 
@@ -112,18 +108,19 @@ frames 1, 4, 7, ...
 ## What it can be told
 
 One sentence per block; a sentence holds until the next one. Anything before or after it is ignored by design, so
-clauses that name other places make a prompt longer without changing the picture ("{fillers} <place>").
+clauses that name far places make a prompt longer without changing the picture ("{fillers} <far place>").
 
 - `at <place> with <ground> <texture> ground and a <colour> <shape>`: a place is shown for the first time (a cut)
-- `from <place> to <place> with <ground> <texture> ground and a <colour> <shape>`: the camera slides to a new place
-  within one block
+- `to <place> with <ground> <texture> ground and a <colour> <shape>`: the camera slides to a new place within one
+  block
 - `at <place>`: the camera stays, or cuts back to a place shown before
-- `from <place> to <place>`: the camera slides back to a place shown before
+- `to <place>`: the camera slides back to a place shown before
 
 Looks are named once, when a place is first shown. Coming back, the model must find them in its history: with a
 short window it cannot know them. Give two places of one clip different landmarks.
 
 - places: {names}
+- far places: {far}
 - grounds: {grounds}
 - textures: {textures}
 - colours: {colours}
@@ -159,6 +156,7 @@ def write_card(checkpoint: dict[str, Any], bank: Bank, gates: dict[str, Any], ou
         steps=checkpoint["steps"],
         fillers=fillers,
         names=", ".join(world.NAMES),
+        far=", ".join(world.FAR),
         grounds=", ".join(world.GROUNDS),
         textures=", ".join(world.TEXTURES),
         colours=", ".join(world.COLOURS),

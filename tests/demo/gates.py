@@ -190,10 +190,7 @@ def sheet(judge: Judge, latents: Tensor, file: Path, rows: int = 8) -> None:
 def load_sampler(file: Path, bank: Bank, low: bool) -> Sampler:
     """Averaged training weights, rounded to bf16 as they are shipped; low: also compute in bf16."""
     weights = torch.load(file, weights_only=True)["weights"]
-    parts = [
-        {name[len(p) :]: value.bfloat16().float() for name, value in weights.items() if name.startswith(p)}
-        for p in ("dit.", "text.")
-    ]
+    parts = [{name[len(p) :]: value.bfloat16().float() for name, value in weights.items() if name.startswith(p)} for p in ("dit.", "text.")]
     return Sampler(parts[0], parts[1], bank.slate, torch.bfloat16 if low else torch.float32)
 
 

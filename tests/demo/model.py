@@ -75,9 +75,7 @@ def init_model(seed: int) -> dict[str, Tensor]:
 def half_split(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The same model with each head's q and k channels ordered (even, odd): rotation then works on whole halves."""
     order = torch.arange(DIM).reshape(HEADS, -1, 2).transpose(1, 2).flatten()
-    ends = tuple(
-        f"self_attn.{n}" for n in ("q.weight", "q.bias", "k.weight", "k.bias", "norm_q.weight", "norm_k.weight")
-    )
+    ends = tuple(f"self_attn.{n}" for n in ("q.weight", "q.bias", "k.weight", "k.bias", "norm_q.weight", "norm_k.weight"))
     return {name: value[order] if name.endswith(ends) else value for name, value in weights.items()}
 
 
@@ -259,9 +257,7 @@ def teacher_forced(
 
 
 @torch.no_grad()
-def history_keys(
-    weights: Mapping[str, Tensor], layout: Layout, clean: Tensor, text: Tensor, text_bias: Tensor
-) -> list[Pair]:
+def history_keys(weights: Mapping[str, Tensor], layout: Layout, clean: Tensor, text: Tensor, text_bias: Tensor) -> list[Pair]:
     """(k, v) of every layer, rotated, after a pass over clean blocks alone; arguments as in `teacher_forced`."""
     plan = TeacherForced(layout, text_bias, clean.dtype)
     wan_plain.wan_forward(

@@ -24,15 +24,14 @@ def orthogonalize(matrices: Tensor) -> Tensor:
 class Optimizer:
     """One optimiser over named tensors; `rates` maps a name to the factor of its learning rate."""
 
-    def __init__(self, params: Mapping[str, Tensor], muon: set[str], rates: Mapping[str, float]) -> None:
+    def __init__(self, params: dict[str, Tensor], muon: set[str], rates: Mapping[str, float]) -> None:
         self.params, self.rates = params, rates
         self.muon = sorted(muon)
         self.groups: dict[tuple[int, ...], list[str]] = {}
         for name in self.muon:
             self.groups.setdefault(tuple(params[name].shape), []).append(name)
         self.state = {
-            name: {"m": torch.zeros_like(p), **({} if name in muon else {"v": torch.zeros_like(p)})}
-            for name, p in params.items()
+            name: {"m": torch.zeros_like(p), **({} if name in muon else {"v": torch.zeros_like(p)})} for name, p in params.items()
         }
         self.average = {name: p.detach().clone() for name, p in params.items()}
         self.steps = 0

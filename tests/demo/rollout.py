@@ -32,9 +32,7 @@ class Cache:
 class Sampler:
     """Samples clips for a batch of prompts lists; the result depends on the seed alone."""
 
-    def __init__(
-        self, dit: Mapping[str, Tensor], text: Mapping[str, Tensor], slate: Tensor, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, dit: Mapping[str, Tensor], text: Mapping[str, Tensor], slate: Tensor, dtype: torch.dtype) -> None:
         self.dit = {name: value.detach().to(dtype) for name, value in dit.items()}
         self.text = {name: value.detach().float() for name, value in text.items()}
         self.slate, self.dtype = slate, dtype
@@ -43,9 +41,7 @@ class Sampler:
         """Text rows [B, L, 4096] and their attention bias [B, L] of ids [B, L]."""
         return encode(self.text, ids).to(self.dtype), pad_bias(ids).to(self.dtype)
 
-    def call(
-        self, x: Tensor, t: float, start: int, rows: Pair, seen: Sequence[list[Pair]]
-    ) -> tuple[Tensor, list[Pair]]:
+    def call(self, x: Tensor, t: float, start: int, rows: Pair, seen: Sequence[list[Pair]]) -> tuple[Tensor, list[Pair]]:
         """Velocity of x [B, C, n, 16, 16] at frame `start`, and the chunk's own rotated (k, v) per layer."""
         positions = wan_plain.grid_positions(x.shape[2], GRID, GRID, start)
         own: list[Pair] = []
@@ -63,9 +59,7 @@ class Sampler:
             return out.transpose(1, 2)
 
         times = torch.full((len(x), x.shape[2]), t)
-        v = wan_plain.wan_forward(
-            self.dit, x.to(self.dtype), times, rows[0], num_heads=HEADS, attend=attend, cross=cross
-        )
+        v = wan_plain.wan_forward(self.dit, x.to(self.dtype), times, rows[0], num_heads=HEADS, attend=attend, cross=cross)
         return v.float(), own
 
     def commit(self, cache: Cache, clean: Tensor, start: int, rows: Pair, window: int | None = None) -> None:

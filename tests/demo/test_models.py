@@ -73,9 +73,7 @@ def test_history_pass_equals_one_pass(bank: data.Bank, batch: data.Batch) -> Non
     starts = batch.layout.starts
     past = model.history_keys(dit, model.Layout(starts[:2], history=True), batch.clean, rows[:, :2], bias[:, :2])
     last = model.Layout(starts[2:], lead=False)
-    got = model.teacher_forced(
-        dit, last, batch.clean[:, :, 7:], noisy[:, :, 6:], batch.sigma[:, 2:], rows[:, 2:], bias[:, 2:], past
-    )
+    got = model.teacher_forced(dit, last, batch.clean[:, :, 7:], noisy[:, :, 6:], batch.sigma[:, 2:], rows[:, 2:], bias[:, 2:], past)
     assert (got - v[:, :, 6:]).abs().max() < 2e-5
 
 
@@ -174,9 +172,7 @@ def test_host_codec_is_the_trained_one_in_the_host_latent_format(host: Host, ban
     back = formats.Wan21().process_in(nodes.VAEEncode().encode(vae, pictures)[0]["samples"])
     assert (back[0] - bank.codec.encode(pictures)).abs().max() < 1e-4
     stock = nodes.VAEDecode().decode(vae, {"samples": formats.Wan21().process_out(latents[:1].clone())})[0]
-    tiled = nodes.VAEDecodeTiled().decode(
-        vae, {"samples": formats.Wan21().process_out(latents[:1].clone())}, 64, 16, 8, 4
-    )[0]
+    tiled = nodes.VAEDecodeTiled().decode(vae, {"samples": formats.Wan21().process_out(latents[:1].clone())}, 64, 16, 8, 4)[0]
     assert stock.shape == (17, 32, 48, 3)
     assert (stock - tiled).abs().max() < 1e-4
     assert (vae.latent_channels, vae.temporal_compression_decode(), vae.spacial_compression_decode()) == (16, 4, 8)

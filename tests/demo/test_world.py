@@ -89,11 +89,7 @@ def test_codec_round_trip_keeps_26_dB(bank: data.Bank) -> None:
     poor = codec.Codec(bank.codec.mean, bank.codec.basis[:2], bank.codec.scale)
     flat = poor.encode(picture[None])[:, 0]
     error = (
-        (
-            flat[:, None].permute(1, 2, 3, 0) * poor.scale @ poor.basis
-            + poor.mean
-            - codec._patches(picture[None].expand(4, -1, -1, -1))
-        )
+        (flat[:, None].permute(1, 2, 3, 0) * poor.scale @ poor.basis + poor.mean - codec._patches(picture[None].expand(4, -1, -1, -1)))
         .square()
         .mean()
     )

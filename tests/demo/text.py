@@ -87,9 +87,7 @@ def encode(weights: Mapping[str, Tensor], ids: Tensor) -> Tensor:
     name = ATTENTION + ".SelfAttention"
     words = weights["shared.weight"]
     normed = _norm(words, weights[ATTENTION + ".layer_norm.weight"])
-    q, k, v = (
-        F.linear(normed, weights[f"{name}.{n}.weight"])[ids].unflatten(-1, (heads, -1)).transpose(1, 2) for n in "qkv"
-    )
+    q, k, v = (F.linear(normed, weights[f"{name}.{n}.weight"])[ids].unflatten(-1, (heads, -1)).transpose(1, 2) for n in "qkv")
     bias = weights[name + ".relative_attention_bias.weight"][position_buckets(ids.shape[1])].permute(2, 0, 1)
     score = (q @ k.transpose(-1, -2) + bias).masked_fill((ids == PAD)[:, None, None], float("-inf"))
     mixed = (score.softmax(-1) @ v).transpose(1, 2).flatten(2)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from demo import text
+from demo import text, world
 from demo.data import KINDS, Bank, Batch, Recipe, draw_batch
 from demo.model import Guide, Layout, history_keys, init_model, teacher_forced, velocity_error
 from demo.name_search import implant_match, quiet_name_heads, set_names_apart
@@ -47,17 +47,24 @@ def hint_at(step: int) -> float:
     return 0.1 * min(1.0, max(0.0, (1850 - step) / 300)) if step >= NAMES_FROM else 0.0
 
 
-NAMES_FROM, NAMES_APART, NAMES_MATCH = 848, 1248, 0
+NAMES_FROM, NAMES_APART, NAMES_MATCH = 848, 1248, 1416
 
 
-def intervene(step: int, params: dict[str, Tensor], words: dict[str, int]) -> None:
+@torch.no_grad()
+def intervene(step: int, optimizer: Optimizer, words: dict[str, int]) -> None:
     """What was done by hand in the shipped run, at the same steps."""
+    params = optimizer.params
     if step == NAMES_FROM:
         quiet_name_heads(params, Guide.read_layers)
     if step == NAMES_APART:
-        set_names_apart(params, words)
+        set_names_apart(params, words, world.VOCABULARY_NAMES, 10)
     if step == NAMES_MATCH:
-        implant_match(params, words, write=200.0, look=4.0)
+        for name, value in optimizer.average.items():
+            params[name].copy_(value)
+        set_names_apart(params, words, world.NAMES, 5)
+        implant_match(params, words)
+        for name, value in params.items():
+            optimizer.average[name].copy_(value)
 
 
 def rates_at(step: int, done: float) -> tuple[float, float]:
@@ -150,9 +157,7 @@ class Meter:
             self.errors[kind].append(value)
 
     def line(self, run: Run) -> str:
-        decibel = {
-            KINDS[k]: float(run.bank.codec.decibel(torch.tensor(v)).mean()) for k, v in sorted(self.errors.items())
-        }
+        decibel = {KINDS[k]: float(run.bank.codec.decibel(torch.tensor(v)).mean()) for k, v in sorted(self.errors.items())}
         text_part = " ".join(f"{name} {value:.1f}" for name, value in decibel.items())
         self.errors.clear()
         loss = sum(self.losses) / len(self.losses)
@@ -170,7 +175,7 @@ def train(run: Run, minutes: float, total: float) -> None:
         step = run.optimizer.steps
         seed = run.seed * 1_000_003 + step
         recipe = recipe_at(step)
-        intervene(step, run.params, run.bank.words)
+        intervene(step, run.optimizer, run.bank.words)
         batch = draw_batch(run.bank, recipe, seed)
         loss, error, hinted = run.loss(batch, seed, recipe.grad, hint_at(step))
         loss.backward()
@@ -191,9 +196,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder of the resume file")
     parser.add_argument("--minutes", type=float, default=60, help="how long to train now")
-    parser.add_argument(
-        "--total", type=float, default=0, help="minutes over which the learning rate falls; 0 = this run"
-    )
+    parser.add_argument("--total", type=float, default=0, help="minutes over which the learning rate falls; 0 = this run")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

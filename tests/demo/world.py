@@ -2,8 +2,8 @@
 
 A place has a name; its looks (ground colour, ground texture, one landmark of a shape and a colour) are drawn anew per
 clip and named only when it is first shown. The camera stays in a place, cuts to another one ("at <name>") or slides
-there by four tokens per latent frame ("to <name>"). Other clauses name far places that are never shown. Ground textures have a period of one token; a weak
-light fixed to the camera tells left from right and top from bottom.
+there by four tokens per latent frame ("to <name>"); other clauses name far places that are never shown. Ground
+textures have a period of one token; a weak light fixed to the camera tells left from right and top from bottom.
 """
 
 from __future__ import annotations
@@ -21,11 +21,32 @@ BLOCK = 3
 SLIDE = (4, 8, 8)
 
 NAMES = (
-    "arden", "birka", "corvo", "delph", "elmet", "farne", "jarrow", "kolar",
-    "lund", "mira", "nara", "oslo", "petra", "quito", "visby", "zadar",
+    "arden",
+    "birka",
+    "corvo",
+    "delph",
+    "elmet",
+    "farne",
+    "jarrow",
+    "kolar",
+    "lund",
+    "mira",
+    "nara",
+    "oslo",
+    "petra",
+    "quito",
+    "visby",
+    "zadar",
 )
 FAR = (
-    "galle", "hova", "istra", "ravna", "sines", "tarfa", "ulm", "wells",
+    "galle",
+    "hova",
+    "istra",
+    "ravna",
+    "sines",
+    "tarfa",
+    "ulm",
+    "wells",
 )
 VOCABULARY_NAMES = tuple(sorted((*NAMES, *FAR)))
 GROUNDS = {
@@ -73,11 +94,7 @@ class Look(NamedTuple):
 def all_looks() -> list[Look]:
     """Every look, in the order of Look.index."""
     return [
-        Look(g, t, c, s)
-        for g in range(len(GROUNDS))
-        for t in range(len(TEXTURES))
-        for c in range(len(COLOURS))
-        for s in range(len(SHAPES))
+        Look(g, t, c, s) for g in range(len(GROUNDS)) for t in range(len(TEXTURES)) for c in range(len(COLOURS)) for s in range(len(SHAPES))
     ]
 
 
