@@ -48,6 +48,7 @@ class PromptPruner:
         self.ran: set[tuple[float, int]] = set()
         self._groups: dict[Hashable, RowGroups] = {}
         self._kept: dict[Hashable, _Kept] = {}
+        self._true: dict[Hashable, bool] = {}
         self._call: tuple[PromptCall, tuple[Hashable, ...], RowGroups] | None = None
         self._share: list[torch.Tensor] = []
 
@@ -78,6 +79,9 @@ class PromptPruner:
             self.counters["left alone: no prompt of that length"] += 1
             return None
         call, entries, groups = self._call
+        if not self._trusted((layer, entries), k, groups):
+            self.counters["left alone: keys of equal rows differ"] += 1
+            return None
         if self.settings.keep != "all" and call.sigma in self.window and q.shape[1] % call.frames == 0:
             self.ran.add((call.sigma, layer))
             return self._attend_kept((layer, entries), q, k, v, call.frames, groups)
@@ -86,6 +90,13 @@ class PromptPruner:
             return None
         self.counters["merged"] += 1
         return self.attention.attend(q, _rows(k, groups.index), _rows(v, groups.index), groups.log_count[:, None])
+
+    def _trusted(self, key: Hashable, k: torch.Tensor, groups: RowGroups) -> bool:
+        """Whether the keys come from the prompt's rows: looked at once per layer and prompt (a host read). They do not when another
+        node feeds its own text, or where a model adds positions to its text."""
+        if key not in self._true:
+            self._true[key] = groups.true_for(k)
+        return self._true[key]
 
     def _attend_kept(self, key: Hashable, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, frames: int,
                      groups: RowGroups) -> torch.Tensor:

@@ -13,9 +13,9 @@ from .store import StoreSizes
 
 OFF = "off"
 PRESETS: dict[str, TempCacheSettings] = {
-    "quality": TempCacheSettings(budget_frames=36),
-    "balanced": TempCacheSettings(budget_frames=21),
-    "small": TempCacheSettings(budget_frames=13),
+    "quality": TempCacheSettings(budget_frames=36, threshold=0.95, shared=False),
+    "balanced": TempCacheSettings(budget_frames=27, threshold=0.95, shared=False),
+    "small": TempCacheSettings(budget_frames=13, shared=False),
 }
 NARROW_BYTES = 4 + 8 + 8 + 4  # multiplicity, frame, cell and usage of a history row
 SLOT_BYTES = 8

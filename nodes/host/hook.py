@@ -179,6 +179,7 @@ class CallHooks:
                         options: dict[str, Any]) -> torch.Tensor | None:
         """The text attention of a marked block, told by the length of its keys; None = not ours to change."""
         run, layer = self.run, self._text_layer
+        self._text_layer = None  # a second one in the block (a guidance node's own prompt) is not the prompt of the call
         if layer is None or run.ctx is None or q.ndim != 3 or options.get("mask") is not None:
             return None
         q, k, v = (t.unflatten(-1, (heads, -1)) for t in (q, k, v))

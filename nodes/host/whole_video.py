@@ -137,7 +137,8 @@ class WholeVideoRun:
             return layer, None
         of_text = self.prompts is not None and rows == self.prompts.text_rows
         if self._text_layer is not None and of_text and not self._image_attention:
-            return None, self._text_layer
+            layer, self._text_layer = self._text_layer, None  # a second one in the block belongs to another node's prompt
+            return None, layer
         self._image_attention = False
         return None, None
 
@@ -181,6 +182,9 @@ def serve_whole_video(model: Any, on_report: Callable[[dict[str, object]], None]
     active: list[list[WholeVideoRun]] = []
 
     def outer(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(executor.class_obj, "model_options", {}).get("multigpu_clones"):
+            raise UnsupportedError("multi-GPU clones call the model from several threads, and AnnCA / AnnSA keep one state per run; remove "
+                                   "that node or the FAST-AR node")
         runs: list[WholeVideoRun] = []
         active.append(runs)
         try:

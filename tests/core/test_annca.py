@@ -160,6 +160,18 @@ def test_other_lengths_are_left_alone() -> None:
     assert pruner.attend(0, q, project(context, 2, 16, 1), project(context, 2, 16, 2)) is None
 
 
+def test_keys_that_do_not_come_from_the_prompt_are_noticed() -> None:
+    q, context = planted()
+    pruner = PromptPruner(AnnCASettings(), Attention(), SCHEDULE)
+    pruner.start_call(context, ["a"], PromptCall(0.9, 3, 0))
+    k, v = project(context, 2, 16, 1), project(context, 2, 16, 2)
+    place = torch.linspace(0, 1, 20)[None, :, None, None]
+    assert pruner.attend(0, q, k + place, v) is None, "text with positions"
+    assert pruner.attend(1, q, torch.randn_like(k), v) is None, "another text of that length"
+    assert pruner.attend(2, q, k, v) is not None
+    assert pruner.report()["calls"] == {"left alone: keys of equal rows differ": 2, "merged": 1}
+
+
 def test_settings_refuse_nonsense() -> None:
     for wrong in ({"keep": "some"}, {"bits": 1}, {"probes": 0}, {"min_kept": 0}, {"start": 0.5, "end": 0.2}):
         with pytest.raises(ConfigError):

@@ -209,11 +209,12 @@ def main() -> None:
     gates = Gates(bank, load_sampler(options.weights, bank, options.low))
     for first in range(0, options.seeds, BATCH):
         gates.add(list(range(first, min(first + BATCH, options.seeds))))
-    rows = gates.report()
+        rows = gates.report()
+        if options.json:
+            done = {"seeds": min(first + BATCH, options.seeds), "rows": rows}
+            options.json.write_text(json.dumps(done, indent=1) + "\n", encoding="utf-8")
     for row in rows:
         print(f"{row['gate']:42} {row['value']:8} [{row['low']}, {row['high']}] {row['target']:8} {row['holds']}")
-    if options.json:
-        options.json.write_text(json.dumps({"seeds": options.seeds, "rows": rows}, indent=1) + "\n", encoding="utf-8")
     if options.sheet and gates.last is not None:
         sheet(gates.judge, gates.last, options.sheet)
 

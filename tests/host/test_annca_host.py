@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from core.engine_tools import TEXT
+from core.engine_tools import HEADS, TEXT
 from fastar_pack.fastar_core.annca import AnnCASettings
 from fastar_pack.fastar_core.noise import seeded_normal
 from host.host_tools import NOISE, prompt, stream, tiny_model, with_option
 from tests_support import Host
+from tiny.wan_plain import dense_attention
 
 pytestmark = pytest.mark.cpu
 EXACT = 1e-5
@@ -62,7 +63,7 @@ def test_a_merge_without_its_count_would_be_seen(model: Any, monkeypatch: pytest
 
     def no_count(context: Tensor) -> row_groups.RowGroups:
         groups = row_groups.find_groups(context)
-        return row_groups.RowGroups(groups.index, torch.zeros_like(groups.log_count), groups.padding, groups.rows)
+        return row_groups.RowGroups(groups.index, torch.zeros_like(groups.log_count), groups.padding, groups.twin, groups.rows)
 
     plain = stream(model, noise, text)
     monkeypatch.setattr(pruner, "find_groups", no_count)
@@ -95,3 +96,26 @@ def test_dense_calls_still_reach_another_override(model: Any) -> None:
     full = prompt(3, rows=40)
     stream(with_option(model, optimized_attention_override=theirs), seeded_normal(1, NOISE), full, annca=AnnCASettings())
     assert 40 in keys, "nothing to merge: the other pack keeps the call"
+
+
+def test_a_second_text_attention_of_a_block_is_left_alone(model: Any) -> None:
+    """Guidance nodes attend to a prompt of their own, as long as the first, in the same block."""
+    from comfy.ldm.modules.attention import optimized_attention
+
+    far: list[float] = []
+
+    def block(args: dict[str, Any], extra: dict[str, Any]) -> dict[str, Any]:
+        out = extra["original_block"](args)
+        x = out["img"]
+        k, v = (seeded_normal(seed, (x.shape[0], 64, x.shape[2])) for seed in (1, 2))
+        got = optimized_attention(x, k, v, heads=HEADS, transformer_options=args["transformer_options"])
+        qh, kh, vh = (t.unflatten(-1, (HEADS, -1)) for t in (x, k, v))
+        far.append(float((got - dense_attention(0, qh, kh, vh).flatten(2)).abs().max()))
+        return out
+
+    patched = with_option(model, patches_replace={"dit": {("double_block", 0): block}})
+    report: dict[str, Any] = {}
+    stream(patched, seeded_normal(1, NOISE), padded(3, 9, 64), annca=AnnCASettings(), report=report)
+    assert far
+    assert max(far) <= EXACT
+    assert set(report["annca"]["calls"]) == {"merged"}

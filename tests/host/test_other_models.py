@@ -236,3 +236,10 @@ def test_calibration_changes_nothing_and_names_layers(host: Host, models: dict[s
     assert set(found["layer_recall"]) == {0, 1}
     assert all(0.3 < value < 1 for value in found["layer_recall"].values())
     assert found["keep_dense"]
+
+
+def test_multi_gpu_clones_are_refused(host: Host, models: dict[str, Any]) -> None:
+    patched = annsa(host, models["wan t2v"][0])
+    patched.model_options["multigpu_clones"] = {"another": object()}
+    with pytest.raises(UnsupportedError, match=r"multi-GPU clones"):
+        sample(patched, "wan t2v")
