@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from ..decode_plan import in_words
 from ..errors import ConfigError, MemoryPlanError
 from ..geometry import RunGeometry
-from .policy import USAGE_QUERIES, store_sizes
+from .policy import USAGE_QUERIES
+from .regroup import fold_rows
 from .settings import TempCacheSettings
-from .store import StoreSizes
+from .sizes import StoreSizes, store_sizes
 
 OFF = "off"
 PRESETS: dict[str, TempCacheSettings] = {
@@ -89,6 +90,9 @@ def _undo_bytes(settings: TempCacheSettings, sizes: StoreSizes, block: int, head
     total = min(block, sizes.recent) * sizes.tokens * wide * element_bytes * (3 if moves else 2)
     total += block * sizes.tokens * (_row_bytes(settings, heads, head_dim, element_bytes) + groups * SLOT_BYTES)
     total += groups * sizes.history_rows * NARROW_BYTES
+    if settings.folds:
+        rows = fold_rows(sizes.tokens, sizes.history_rows)
+        total += block * rows * (_row_bytes(settings, heads, head_dim, element_bytes) + groups * SLOT_BYTES)
     total += block * sizes.tokens * wide * element_bytes if moves else 0
     total += min(USAGE_QUERIES, block * sizes.tokens) * wide * element_bytes
     return total + (2 * wide * head_dim * FLOAT_BYTES if settings.similarity == "logit" else 0)

@@ -13,6 +13,7 @@ import torch
 
 from .features import QueryMoment, features
 from .matching import NO_MATCH, Search, local_best, neighbour_mask
+from .regroup import Fold, choose_folds, fold_rows, least_used
 from .rows import MeanRows, PackedRows
 from .settings import TempCacheSettings
 
@@ -29,6 +30,12 @@ class Ingested:
     similarity: torch.Tensor
     opened: torch.Tensor
     evicted: torch.Tensor
+    fold: Fold | None = None
+
+    def counts(self) -> torch.Tensor:
+        """int64 [4]: tokens merged, groups opened, evicted, and folded into others."""
+        done = torch.zeros_like(self.merged) if self.fold is None else self.fold.done
+        return torch.stack([t.sum() for t in (self.merged, self.opened, self.evicted, done)])
 
 
 @dataclass
@@ -102,7 +109,8 @@ class HistoryPool:
 
     # -- choosing -----------------------------------------------------------------------------------------------------
 
-    def _match(self, k: torch.Tensor, moment: QueryMoment | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def _match(self, k: torch.Tensor, moment: QueryMoment | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Similarity and row of the best match [B, G, S], and the features of the pool."""
         settings = self.settings
         tokens = features(k, moment, settings.shared)
         pool = features(self.occupied(self.keys), moment, settings.shared)
@@ -114,7 +122,7 @@ class HistoryPool:
         missed = near_score < settings.threshold
         far_score, far_slot = self.search.best(tokens, pool, self.count > 0, missed)
         use_near = ~missed | (near_score >= far_score)
-        return torch.where(use_near, near_score, far_score), torch.where(use_near, near_slot, far_slot)
+        return torch.where(use_near, near_score, far_score), torch.where(use_near, near_slot, far_slot), pool
 
     def _who_merges(self, score: torch.Tensor) -> torch.Tensor:
         """By the threshold; beyond that, as many of the best matches above the floor as free rows are lacking."""
@@ -135,12 +143,45 @@ class HistoryPool:
         rank = ((~merged).cumsum(-1) - 1).clamp(0, order.shape[-1] - 1)
         return torch.where(merged, match, torch.gather(order, 2, rank))
 
+    def _fold(self, score: torch.Tensor, pool: torch.Tensor) -> Fold:
+        """Little used rows join their nearest row where that costs less than a token's poor match."""
+        victim = least_used(self.usage, self.count, fold_rows(score.shape[-1], self.capacity))
+        others = (self.count > 0).scatter(2, victim, False)
+        wide = victim[..., None].expand(-1, -1, -1, pool.shape[-1])
+        free = (self.count == 0).sum(-1, keepdim=True)
+        lacking = (score < self.settings.threshold).sum(-1, keepdim=True) > free
+        asked = (torch.gather(self.count, 2, victim) > 0) & lacking
+        likeness, target = self.search.best(torch.gather(pool, 2, wide), pool, others, asked)
+        fold = choose_folds(score, victim, target, likeness, free, self.settings.threshold, self.settings.floor)
+        self._join(fold)
+        return fold
+
+    def _join(self, fold: Fold) -> None:
+        """Moves the members of the victims to their targets and frees the victims' rows."""
+        self._remember(fold.target)
+        index, source = (per_head(rows, self.heads, self.dim) for rows in (fold.target, fold.victim))
+        moved = torch.where(fold.done, torch.gather(self.count, 2, fold.victim), 0)
+        held = torch.gather(self.count, 2, fold.target)
+        same = (fold.target[..., :, None] == fold.target[..., None, :]).float() * moved[..., None, :]
+        total = held + same.sum(-1)
+        for rows in (self.keys, self.values):
+            joined = same.expand(-1, self.heads, -1, -1) @ torch.where(moved[..., None] > 0, rows.pick(source), 0)
+            mean = (torch.where(held[..., None] > 0, rows.pick(index) * held[..., None], 0) + joined) / total.clamp_min(1)[..., None]
+            rows.write(index, mean)
+        self.count = self.count.scatter(2, fold.target, total.to(self.count.dtype))
+        self.count = self.count * (1 - torch.zeros_like(self.count).scatter(2, fold.victim, fold.done.to(self.count.dtype)))
+        newest = torch.where(fold.done, torch.gather(self.frame, 2, fold.victim), 0)
+        self.frame = self.frame.scatter_reduce(2, fold.target, newest, "amax")
+
     # -- changing -----------------------------------------------------------------------------------------------------
 
     def ingest(self, k: torch.Tensor, v: torch.Tensor, frame: int, usage: torch.Tensor,
                moment: QueryMoment | None) -> Ingested:
         """Takes in one frame: k and v [B, H, S, D], usage [B, G, S]. Needs capacity >= S."""
-        score, match = self._match(k, moment)
+        score, match, pool = self._match(k, moment)
+        fold = self._fold(score, pool) if self.settings.folds else None
+        if fold is not None:
+            match = fold.remap(match, self.capacity)
         merged = self._who_merges(score)
         slot = self._slots(merged, match)
         self._remember(slot)
@@ -159,7 +200,7 @@ class HistoryPool:
         mine = torch.gather(usage, 2, newest)
         self.usage = torch.where(touched, torch.where(opened, mine, torch.maximum(mine, self.usage)), self.usage)
         self.last_slots = slot
-        return Ingested(slot, merged, score, opened, evicted)
+        return Ingested(slot, merged, score, opened, evicted, fold)
 
     def _newest(self, slot: torch.Tensor) -> torch.Tensor:
         """Highest token number that went to each row [B, G, capacity] (0 where none did)."""

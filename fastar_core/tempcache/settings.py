@@ -34,6 +34,8 @@ class TempCacheSettings:
     threshold: a token joins a group at or above this similarity (paper: cosine; logit: 1 - rms logit difference). Higher keeps
         more distinct rows. 1.01 switches merging off.
     floor: once the pool is full, the best matching tokens join down to this similarity; below it the least used rows go.
+    regroup: in a full pool, little used groups join the group nearest to them when that costs less than forcing a new token into
+        a poor match. Remembers more; one more search per frame.
     representative: which key speaks for a group: the "mean", the "last" (the paper's choice) or the "medoid".
     search / bits / tables: how the match is found: "exact", "int8" codes, or "lsh" (sign hash of `bits`, best of `tables`).
     neighbourhood: tokens up to this many rows and columns away in the frame that left before are tried first.
@@ -54,6 +56,7 @@ class TempCacheSettings:
     similarity: Similarity = "paper"
     threshold: float = 0.9
     floor: float = 0.3
+    regroup: bool = True
     representative: Representative = "mean"
     search: Search = "exact"
     bits: int = 10
@@ -81,6 +84,11 @@ class TempCacheSettings:
             raise ConfigError(f"bits {self.bits} must be 1 to 31 and tables {self.tables} at least 1")
         if not 0 <= self.usage_decay < 1:
             raise ConfigError(f"usage_decay {self.usage_decay} must be at least 0 and below 1")
+
+    @property
+    def folds(self) -> bool:
+        """True when groups may join each other. Not for packed rows, which are only coded anew when they change."""
+        return self.regroup and self.threshold <= 1 and self.representative == "mean" and self.history_type == "same"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TempCacheSettings:
         return self

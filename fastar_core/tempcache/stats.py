@@ -13,7 +13,7 @@ from .ledger import Move
 if TYPE_CHECKING:
     from .store import LayerStore
 
-COLUMNS = ("groups", "merged", "opened", "evicted", "step_recall")
+COLUMNS = ("groups", "merged", "opened", "evicted", "folded", "step_recall")
 
 
 class TempCacheStats:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from .pool import HistoryPool, Ingested
+from .regroup import Fold
 
 
 class StepRecall:
@@ -49,11 +50,19 @@ class StepRecall:
 
     def follow(self, span: slice, own: bool, went: Ingested) -> None:
         """A frame was taken in: its mass now belongs to the groups it went to; opened rows lost what they held."""
+        if went.fold is not None:
+            self._fold(went.fold)
         opened = went.opened[:, :, None].float()
         self._lost = self._lost + (self._history * went.evicted[:, :, None]).sum(-1)
         moved = self._columns(span, own)
         index = went.slot[:, :, None].expand_as(moved)
         self._history = (self._history * (1 - opened)).scatter_add(-1, index, moved)
+
+    def _fold(self, fold: Fold) -> None:
+        """Groups that joined others took their mass with them."""
+        victim, target = (rows[:, :, None].expand(*self._history.shape[:3], -1) for rows in (fold.victim, fold.target))
+        moved = torch.gather(self._history, 3, victim) * fold.done[:, :, None]
+        self._history = self._history.scatter_add(3, target, moved).scatter_add(3, victim, -moved)
 
     def finish(self, keys: Sequence[torch.Tensor], bias: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
         """Recall (a scalar). ``keys``: parts of [pinned | all history rows] after the commit, turned as those before it, with

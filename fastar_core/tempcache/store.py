@@ -70,7 +70,7 @@ class LayerStore:
         self.biased = False
         self.pending: Pending | None = None
         self.recall: torch.Tensor | None = None
-        self.tally = torch.zeros(3, dtype=torch.int64, device=like.device)
+        self.tally = torch.zeros(4, dtype=torch.int64, device=like.device)
         self.watch: IngestWatch | None = None
         self._undo: _Undo | None = None
 
@@ -193,17 +193,19 @@ class LayerStore:
             source, source_v = (home, values) if mine else (self.home, self.values)
             went = pool.ingest(source[:, :, span], source_v[:, :, span], frame, measured.mass_of(span, mine), self.moment)
             measured.follow(span, mine, went)
-            self.tally += torch.stack([t.sum() for t in (went.merged, went.opened, went.evicted)])
+            self.tally += went.counts()
             if self.watch is not None:
                 self.watch(frame, went)
 
     def absorb(self, pinned: list[tuple[int, int]]) -> None:
         """Pinned (frame, slot) pairs, oldest first, join the history; they count as used as its average row."""
-        for frame, slot in pinned if self.pool is not None else ():
+        pool = self.pool
+        for frame, slot in pinned if pool is not None else ():
+            assert pool is not None
             span = self._frame(slot)
-            usage = self.pool.usage.mean(-1, keepdim=True).expand(-1, -1, self.sizes.tokens)
-            went = self.pool.ingest(self.home[:, :, span], self.values[:, :, span], frame, usage, self.moment)
-            self.tally += torch.stack([t.sum() for t in (went.merged, went.opened, went.evicted)])
+            usage = pool.usage.mean(-1, keepdim=True).expand(-1, -1, self.sizes.tokens)
+            went = pool.ingest(self.home[:, :, span], self.values[:, :, span], frame, usage, self.moment)
+            self.tally += went.counts()
             if self.watch is not None:
                 self.watch(frame, went)
 

@@ -12,6 +12,7 @@ import torch
 from ...fastar_core.drivers import BlockwisePlan, LoopKind, num_steps
 from ...fastar_core.errors import ConfigError, GeometryError
 from ...fastar_core.geometry import PIXELS_PER_LATENT, Block, pixel_frames_for
+from ...fastar_core.kernel_report import summary
 from ...fastar_core.presets import Preset
 from ...fastar_core.run_choice import RunChoice, choose_policy, choose_run, unused_policy
 from ...fastar_core.runstate import RunState
@@ -118,8 +119,9 @@ class PlainSampler:
         for text in choice.warnings:
             logger.warning("FAST-AR: %s", text)
 
-        def on_start(_: RunState, blocks: BlockwisePlan) -> None:
-            logger.info("FAST-AR: %d latent frames, %s, cache %s", choice.canvas.latent_frames, choice.preset.key, plan)
+        def on_start(state: RunState, blocks: BlockwisePlan) -> None:
+            logger.info("FAST-AR: %d latent frames, %s, cache %s; %s", choice.canvas.latent_frames, choice.preset.key, plan,
+                        summary(state.attention.backend, plan.device))
             make_room(guider.model_patcher, plan.kv_bytes + plan.call_bytes)
             told.start(blocks, choice.run.loop)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,6 @@ from ...fastar_core.settings import FastARSettings
 from ...fastar_core.sigmas import SigmaSchedule
 from .hook import HostModel, branch_names, check_model, rope_spec
 
-logger = logging.getLogger(__name__)
 REFUSED_ENTRY_KEYS = {"area": "an area", "mask": "a mask", "hooks": "hooks", "gligen": "GLIGEN boxes", "control": "a ControlNet"}
 
 
@@ -138,8 +136,7 @@ class _Run:
         """Runs all blocks; ``out`` receives the latents in model space, the request's on_block those in VAE space."""
         if self.request.on_start is not None:
             self.request.on_start(self.state, self.plan)
-        self.request.report["kernels"] = kernels = summary(self.request.backend, self.host_model.device)
-        logger.info("FAST-AR: %s", kernels)
+        self.request.report["kernels"] = summary(self.request.backend, self.host_model.device)
         if out is not None and self.plan.prefix is not None:
             out[:, :, :self.plan.prefix_frames] = self.plan.prefix
         for done in run_plan(self.request.loop, self.call, self.plan):

@@ -16,6 +16,7 @@ from ...fastar_core.decode_plan import AT_END, BETWEEN, in_words, plan_decode
 from ...fastar_core.drivers import BlockDone, BlockwisePlan, num_model_calls
 from ...fastar_core.errors import ConfigError
 from ...fastar_core.geometry import pixel_frames_for
+from ...fastar_core.kernel_report import summary
 from ...fastar_core.presets import schedule
 from ...fastar_core.report_text import report_in_words
 from ...fastar_core.run_choice import choose_policy, choose_run, unused_policy
@@ -239,9 +240,12 @@ class StreamJob:
 
     def _start_line(self) -> str:
         choice, canvas = self.choice, self.choice.canvas
+        backend = run_parts(self.settings).get("backend", "auto")
+        kernels = summary(backend, self.guider.model_patcher.load_device)
         return (f"{canvas.batch} x {canvas.length} frames of {canvas.width} x {canvas.height} ({canvas.latent_frames} latent "
                 f"frames, blocks of {choice.preset.block}, {canvas.prefix_frames} given), {choice.preset.key}; the cache keeps "
-                f"{kept_in_words(choice.policy)}: {self.cache}; {self.plan}; frames to {'file' if self.files else 'memory'}")
+                f"{kept_in_words(choice.policy)}: {self.cache}; {self.plan}; frames to {'file' if self.files else 'memory'}; "
+                f"{kernels}")
 
     def _result(self, frames: FramesOut, counts: dict[str, Any]) -> StreamResult:
         images, videos = frames.images(), frames.videos()

@@ -78,6 +78,10 @@ class RecallEngine(DemoEngine):
         """A frame entered the history: evicted groups lose their tokens, the frame's tokens get theirs."""
         slots = self.shadows[layer].slots[0]
         tokens = self.run.geometry.tokens_per_frame
+        if went.fold is not None:
+            moved = went.fold.remap(slots.clamp_min(0)[None], went.opened.shape[-1])[0] if went.opened.shape[1] == len(slots) else \
+                went.fold.remap(slots.clamp_min(0).flatten()[None, None], went.opened.shape[-1])[0, 0].view_as(slots)
+            slots.copy_(torch.where(slots >= 0, moved, slots))
         opened = went.opened[0].expand(len(slots), -1)
         lost = torch.gather(opened, 1, slots.clamp_min(0)) & (slots >= 0)
         slots[lost] = -2

@@ -152,12 +152,21 @@ class Followed(Synthetic):
     def _follow(self, layer: int, frame: int, went: Ingested) -> None:
         for b, per_group in enumerate(went.slot.tolist()):
             for g, slots in enumerate(per_group):
+                self._fold(layer, b, g, went)
                 for slot in went.opened[b, g].nonzero().flatten().tolist():
                     if (layer, b, g, slot) in self.members:
                         self.evictions.append((layer, b, g, slot))
                     self.members[layer, b, g, slot] = []
                 for cell, slot in enumerate(slots):
                     self.members[layer, b, g, slot].append((frame, cell))
+
+    def _fold(self, layer: int, b: int, g: int, went: Ingested) -> None:
+        """Groups that joined others brought their members."""
+        if went.fold is None:
+            return
+        for at in went.fold.done[b, g].nonzero().flatten().tolist():
+            victim, target = int(went.fold.victim[b, g, at]), int(went.fold.target[b, g, at])
+            self.members[layer, b, g, target] += self.members.pop((layer, b, g, victim))
 
     def expected(self, start: int, count: int, layer: int, bias: bool = True) -> Tensor:
         """Attention [B, N, H, D] of a denoise call, from the members' own keys and values and nothing the cache stores."""

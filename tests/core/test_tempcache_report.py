@@ -101,7 +101,7 @@ def test_a_budget_in_bytes_is_the_largest_that_fits() -> None:
     def bytes_of(frames: float) -> int:
         return plan_tempcache(replace(settings, budget_frames=frames), 3, geometry, 12, 128, 2, 1).total_bytes
 
-    for room in (6 * 10**9, 10**10):
+    for room in (7 * 10**9, 10**10):
         found = budget_from_bytes(settings, 3, geometry, 12, 128, 2, 1, room)
         assert bytes_of(found.budget_frames) <= room < bytes_of(found.budget_frames + 1)
     assert budget_from_bytes(settings, 3, geometry, 12, 128, 2, 1, 10**12).budget_frames == 200
@@ -181,10 +181,12 @@ def moved(run: Followed, one: Commit, head: int) -> Tensor:
     frames = run.policy.ledger.frames
     for i, place in enumerate((f, cell) for f in frames for cell in range(tokens)):
         change, placed = change + (mass[place] - new[:, i]).abs(), placed + mass[place]
+    home = {m: slot for slot in range(run.pool().capacity) for m in one.members.get((0, 0, g, slot), [])}
     for slot in range(run.pool().capacity):
-        was, now = one.members.get((0, 0, g, slot), []), run.members.get((0, 0, g, slot), [])
-        kept = bool(was) and now[:len(was)] == was
-        total = sum((mass[m] for m in now[len(was) * kept:]), old[:, len(one.pinned) * tokens + slot] * kept)
+        now = run.members.get((0, 0, g, slot), [])
+        groups = {home[m] for m in now if m in home}
+        total = sum((mass[m] for m in now if m not in home), torch.zeros_like(placed))
+        total = total + sum(old[:, len(one.pinned) * tokens + group] for group in groups)
         change, placed = change + (total - new[:, len(frames) * tokens + slot]).abs(), placed + total
     return change + 1 - placed  # what lost its place is one group without any mass afterwards
 
@@ -217,9 +219,9 @@ def test_the_report_is_plain_data_per_block_and_layer() -> None:
     assert [b["start"] for b in blocks] == list(range(0, 30, 3))
     last = blocks[-1]
     assert set(last) == {"start", "frames", "left_recent", "layers", "rows", "density", "bytes", "groups", "merged", "opened", "evicted",
-                         "step_recall"}
+                         "folded", "step_recall"}
     assert last["layers"] == [0], "no head of layer 1 keeps history"
-    assert all(len(last[name]) == 1 for name in ("rows", "groups", "merged", "opened", "evicted", "step_recall"))
+    assert all(len(last[name]) == 1 for name in ("rows", "groups", "merged", "opened", "evicted", "folded", "step_recall"))
     assert last["rows"] == [8 * 6]
     assert last["merged"][0] + last["opened"][0] == 2 * 3 * 6
     full, bare = (8 + 3) * 6, (4 + 3) * 6

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from fastar_pack.fastar_core.attention import Attention
 from fastar_pack.fastar_core.context import FwdCtx
 from fastar_pack.fastar_core.geometry import RunGeometry

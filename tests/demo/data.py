@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from demo import codec, text, world
 from demo.model import SIGMAS, Layout
 from demo.world import BLOCK
 
+SHIPPED = Path(__file__).resolve().parents[2] / "example_workflows/models/fastar_demo/fastar_demo_vae.safetensors"
 KINDS = ("new", "stay", "back", "slide_new", "slide_back")
 SIGMA_ODDS = (0.4, 0.2, 0.2, 0.2)
+
+
+def fit_codec(pictures: Tensor) -> codec.Codec:
+    """The codec of 150 of the pictures [N, H, W, 3] (without light), always the same ones."""
+    pick = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(0))[:150]
+    return codec.fit(pictures[pick] + world.light())
+
+
+def shipped_codec() -> codec.Codec:
+    """The codec that came with the weights: signs of principal axes are arbitrary, so a new fit need not match them."""
+    tensors = load_file(SHIPPED)
+    return codec.Codec(tensors["mean"], tensors["basis"], float(tensors["scale"]))
 
 
 class Bank:
@@ -21,8 +36,7 @@ class Bank:
 
     def __init__(self) -> None:
         pictures = torch.stack([world.render(look) for look in world.all_looks()])
-        pick = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(0))[:150]
-        self.codec = codec.fit(pictures[pick] + world.light())
+        self.codec = shipped_codec() if SHIPPED.exists() else fit_codec(pictures)
         self.scenes = torch.stack([self.codec.still(picture) for picture in pictures])
         self.light = self.codec.still(world.light()) - self.codec.still(torch.zeros_like(world.light()))
         self.slate = make_slate()
@@ -106,16 +120,8 @@ def draw_batch(bank: Bank, recipe: Recipe, seed: int) -> Batch:
     fillers = rng.choice(recipe.fillers)
     for _ in range(recipe.clips):
         image = rng.random() < recipe.image
-        start, blocks = world.draw_clip(
-            rng,
-            recipe.blocks,
-            gaps=gaps,
-            image=image,
-            fillers=fillers,
-            fresh=recipe.fresh,
-            new=recipe.new,
-            slide=recipe.slide,
-        )
+        style = {"fresh": recipe.fresh, "new": recipe.new, "slide": recipe.slide}
+        start, blocks = world.draw_clip(rng, recipe.blocks, gaps=gaps, image=image, fillers=fillers, **style)
         frames = torch.cat([bank.frames(block) for block in blocks], 1)
         first = bank.slate if start is None else bank.scene(start)
         clean.append(torch.cat((first[:, None], frames[:, :-BLOCK]), 1))

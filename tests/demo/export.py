@@ -105,7 +105,9 @@ nothing else. Trained from scratch by the code in `tests/demo/`; no outside data
 | `fastar_demo/fastar_demo_vae.safetensors` | linear PCA codec, 4x8x8x3 pixels to 16 channels |
 | `fastar_demo/fastar_demo_slate.safetensors` | the slate: the fixed first latent frame of every text-to-video clip |
 
-Trained for {minutes:.0f} minutes ({steps} steps) on two CPU cores, seed 1. Licence: Apache-2.0, as the pack.
+Trained for {minutes:.0f} minutes ({steps} steps) on two shared CPU cores, seed 1. The stage plan was tuned while the run was
+going on (grammar, batches, and the interventions in `tests/demo/name_search.py`), so `demo.train` follows the same
+path but does not give these very bytes. Licence: Apache-2.0, as the pack.
 
 ## How to run it
 

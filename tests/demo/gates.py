@@ -1,6 +1,6 @@
 """The four gates of the demo models over held-out seeds, with 95 % intervals. Run from the tests folder:
 
-    python -m demo.gates --weights FILE [--seeds 64] [--json FILE] [--sheet FILE]
+    python -m demo.gates [--weights FILE] [--seeds 64] [--json FILE] [--sheet FILE]
 
 (a) codec PSNR; (b) PSNR of the next block when everything before it is true; (c) named landmarks recognised in
 rollouts of 60 latent frames; (d) landmark right on the return to a place after >= 27 latent frames away, its looks
@@ -18,10 +18,11 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor
 
 from demo import text, world
-from demo.data import Bank
+from demo.data import SHIPPED, Bank
 from demo.rollout import Sampler
 from demo.world import BLOCK, Block, Look
 
@@ -104,7 +105,7 @@ class Gates:
         self.codec: list[float] = []
         self.forced: dict[str, list[float]] = defaultdict(list)
         self.per_seed: list[float] = []
-        self.named: list[float] = []
+        self.named: list[bool] = []
         self.back: dict[str, list[bool]] = {"full": [], "window 9": [], "history removed": []}
         self.last: Tensor | None = None
 
@@ -146,12 +147,9 @@ class Gates:
             self.per_seed.append(sum(values) / len(values))
 
     def _named(self, tour: list[Block], latents: Tensor) -> None:
-        hits = [
-            self.judge.landmark(latents[:, BLOCK * (n + 1)], block.right)
-            for n, block in enumerate(tour)
-            if block.kind in ("new", "slide_new")
-        ]
-        self.named.append(sum(hits) / len(hits))
+        for number, block in enumerate(tour):
+            if block.kind in ("new", "slide_new"):
+                self.named.append(self.judge.landmark(latents[:, BLOCK * (number + 1)], block.right))
 
     def report(self) -> list[dict[str, object]]:
         """Rows {gate, value, low, high, target, holds}."""
@@ -160,7 +158,7 @@ class Gates:
             ("b next block, true history, dB", mean(self.per_seed), 20, 1),
         ]
         rows += [(f"b only {kind}, dB", mean(values), 20, 1) for kind, values in sorted(self.forced.items())]
-        rows.append(("c named landmarks in 60-frame rollouts", mean(self.named), 0.8, 1))
+        rows.append(("c named landmarks in 60-frame rollouts", wilson(sum(self.named), len(self.named)), 0.8, 1))
         for (name, hits), (target, sign) in zip(self.back.items(), ((0.8, 1), (0.5, -1), (0.15, -1)), strict=True):
             rows.append((f"d return, {name}", wilson(sum(hits), len(hits)), target, sign))
         return [
@@ -187,6 +185,14 @@ def sheet(judge: Judge, latents: Tensor, file: Path, rows: int = 8) -> None:
     Image.fromarray((torch.cat(strips, 0) * 255).round().byte().numpy()).save(file)
 
 
+def shipped_sampler(bank: Bank) -> Sampler:
+    """The weight files that come with the pack, computed in fp32."""
+    dit = SHIPPED.parents[1] / "diffusion_models" / "fastar_demo_dit.safetensors"
+    files = (dit, SHIPPED.with_name("fastar_demo_text.safetensors"))
+    parts = [{name: value.float() for name, value in load_file(file).items()} for file in files]
+    return Sampler(parts[0], parts[1], bank.slate, torch.float32)
+
+
 def load_sampler(file: Path, bank: Bank, low: bool) -> Sampler:
     """Averaged training weights, rounded to bf16 as they are shipped; low: also compute in bf16."""
     weights = torch.load(file, weights_only=True)["weights"]
@@ -197,7 +203,7 @@ def load_sampler(file: Path, bank: Bank, low: bool) -> Sampler:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--weights", type=Path, required=True, help="average.pt of a training run")
+    parser.add_argument("--weights", type=Path, help="average.pt of a training run; default: the shipped files")
     parser.add_argument("--seeds", type=int, default=64)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--low", action="store_true", help="compute in bf16: quick, not the gate")
@@ -206,7 +212,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     bank = Bank()
-    gates = Gates(bank, load_sampler(options.weights, bank, options.low))
+    sampler = load_sampler(options.weights, bank, options.low) if options.weights else shipped_sampler(bank)
+    gates = Gates(bank, sampler)
     for first in range(0, options.seeds, BATCH):
         gates.add(list(range(first, min(first + BATCH, options.seeds))))
         rows = gates.report()

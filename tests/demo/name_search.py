@@ -66,7 +66,7 @@ def sample_prompts(params: dict[str, Tensor], words: dict[str, int], count: int)
     return Samples(rows, text.pad_bias(ids), at, torch.tensor([world.NAMES.index(name) for name in names]))
 
 
-def fit_reader(params: dict[str, Tensor], samples: Samples, steps: int = 130) -> None:
+def fit_reader(params: dict[str, Tensor], samples: Samples, steps: int = 40) -> None:
     """Head 1 of the reading layer gets a constant query and keys such that its weight lies on the name's row."""
     weight, bias = params[READER + ".k.weight"].detach(), params[READER + ".k.bias"].detach()
     query = torch.randn(HEAD, generator=torch.Generator().manual_seed(0)).requires_grad_()

@@ -96,8 +96,10 @@ def test_the_host_accepts_it(
     assert faults_of(read(f"api/{name}.json"), host, monkeypatch) == []
 
 
-def test_the_demos_need_no_files_of_the_user(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not any((host.base / "input").iterdir())
+def test_the_demos_need_no_files_of_the_user(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import folder_paths
+
+    monkeypatch.setattr(folder_paths, "input_directory", str(tmp_path))
     for name in ("demo_text_to_video", "demo_image_to_video"):
         assert faults_of(read(f"api/{name}.json"), host, monkeypatch) == []
 

@@ -1,0 +1,87 @@
+"""A full pool makes room by joining little used groups, when that costs less than forcing new tokens into poor matches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fastar_pack.fastar_core.tempcache.pool import HistoryPool
+from fastar_pack.fastar_core.tempcache.regroup import choose_folds
+from fastar_pack.fastar_core.tempcache.rows import MeanRows
+from fastar_pack.fastar_core.tempcache.settings import TempCacheSettings
+
+pytestmark = pytest.mark.cpu
+S, DIM = 4, 16
+BASE = TempCacheSettings(threshold=0.95, floor=0.3, neighbourhood=0)
+
+
+def make_pool(settings: TempCacheSettings, capacity: int) -> HistoryPool:
+    blank = torch.zeros(1, 1, capacity, DIM)
+    return HistoryPool(MeanRows(blank.clone()), MeanRows(blank.clone()), blank, 2, 2, settings)
+
+
+def axes(*numbers: int, tilt: float = 0.0) -> torch.Tensor:
+    """Keys [1, 1, n, DIM] along the named axes, leaning a little towards the last one."""
+    keys = torch.zeros(1, 1, len(numbers), DIM)
+    for row, number in enumerate(numbers):
+        keys[0, 0, row, number] = 1
+    keys[..., -1] = tilt
+    return keys
+
+
+def filled(settings: TempCacheSettings) -> HistoryPool:
+    """Eight rows, full: four along axes 0..3, and four that nearly repeat them."""
+    pool = make_pool(settings, 2 * S)
+    pool.ingest(axes(0, 1, 2, 3), axes(0, 1, 2, 3), 0, torch.full((1, 1, S), 0.1), None)
+    pool.ingest(axes(0, 1, 2, 3, tilt=0.5), axes(0, 1, 2, 3), 1, torch.full((1, 1, S), 0.2), None)
+    assert (pool.count == 1).all()
+    return pool
+
+
+@pytest.mark.parametrize("regroup", [True, False])
+def test_new_tokens_get_rows_of_their_own(regroup: bool) -> None:
+    pool = filled(replace(BASE, regroup=regroup, floor=-1.0))
+    went = pool.ingest(axes(2, 3, 4, 5), axes(2, 3, 4, 5), 2, torch.full((1, 1, S), 0.1), None)
+    new = pool.keys.read()[0, 0]
+    alone = (new[:, 4] == 1).any() and (new[:, 5] == 1).any()
+    assert bool(alone) == regroup, "without it a full pool blurs the best match there is"
+    assert int(pool.count.sum()) == 3 * S
+    assert int(went.counts()[3]) == (2 if regroup else 0), "half a frame's rows may be folded per frame"
+
+
+def test_members_values_and_counts_move_together() -> None:
+    pool = filled(BASE)
+    pool.values.write(torch.arange(2 * S)[None, None, :, None].expand(1, 1, -1, DIM),
+                      torch.arange(2.0 * S)[None, None, :, None].expand(1, 1, -1, DIM))
+    went = pool.ingest(axes(1, 2, 3, 4), torch.full((1, 1, S, DIM), 100.0), 2, torch.full((1, 1, S), 0.1), None)
+    fold = went.fold
+    assert fold is not None
+    assert int(fold.done.sum()) == 1
+    victim, target = int(fold.victim[fold.done]), int(fold.target[fold.done])
+    assert target == victim + S, "row i + 4 is the near repeat of row i"
+    assert int(pool.count[0, 0, target]) == 2
+    assert torch.allclose(pool.values.read()[0, 0, target], torch.full((DIM,), (victim + target) / 2))
+    assert torch.allclose(pool.values.read()[0, 0, victim], torch.full((DIM,), 100.0)), "the new token took the row"
+    assert int(fold.remap(torch.tensor([[[victim]]]), 2 * S)) == target
+
+
+def test_roll_back_restores_what_was_folded() -> None:
+    pool = filled(BASE)
+    before = [t.clone() for t in pool.tensors()]
+    pool.begin_undo()
+    pool.ingest(axes(2, 3, 4, 5), axes(2, 3, 4, 5), 2, torch.full((1, 1, S), 0.1), None)
+    assert any(not torch.equal(a, b) for a, b in zip(before, pool.tensors()))
+    pool.roll_back()
+    assert all(torch.equal(a, b) for a, b in zip(before, pool.tensors()))
+
+
+def test_only_the_cheaper_union_is_made() -> None:
+    score = torch.tensor([[[0.2, 0.9, 0.5, 0.99]]])
+    victim, target = torch.tensor([[[0, 1]]]), torch.tensor([[[6, 7]]])
+    free = torch.zeros(1, 1, 1, dtype=torch.int64)
+    for likeness, wanted in (([0.4, 0.6], [1, 0]), ([0.1, 0.1], [0, 0]), ([0.3, 0.8], [1, 0]), ([0.7, 0.8], [1, 1])):
+        fold = choose_folds(score, victim, target, torch.tensor([[likeness]]), free, 0.95, 0.0)
+        assert fold.done[0, 0].int().tolist() == wanted
+    assert not choose_folds(score, victim, target, torch.tensor([[[0.9, 0.9]]]), free + 3, 0.95, 0.0).done.any(), "free rows come first"
