@@ -14,8 +14,8 @@ from .sizes import StoreSizes, store_sizes
 
 OFF = "off"
 PRESETS: dict[str, TempCacheSettings] = {
-    "quality": TempCacheSettings(budget_frames=36, threshold=0.96, recent_frames=6, shared=False),
-    "balanced": TempCacheSettings(budget_frames=28, threshold=0.96, recent_frames=6, shared=False),
+    "quality": TempCacheSettings(budget_frames=45, threshold=0.96, recent_frames=6, shared=False),
+    "balanced": TempCacheSettings(budget_frames=33, threshold=0.96, recent_frames=6, shared=False),
     "small": TempCacheSettings(budget_frames=13, shared=False),
 }
 NARROW_BYTES = 4 + 8 + 8 + 4  # multiplicity, frame, cell and usage of a history row

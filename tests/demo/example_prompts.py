@@ -1,4 +1,4 @@
-"""Prompt lists for the demo workflows: lines `latent_frame: text` for the "FAST-AR Prompts" node.
+"""Prompt lists for the demo workflows as (latent frame, text); latent frame l > 0 begins at video frame 4 l - 3.
 
 Text-to-video starts with the slate latent (one latent frame), image-to-video with the picture, so block borders are
 1 + 3k. A line holds until the next one. A place's looks are named once; coming back, its name alone must do.

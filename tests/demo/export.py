@@ -85,7 +85,7 @@ def _table(gates: dict[str, Any]) -> str:
 
 def _examples() -> str:
     return "\n\n".join(
-        f"`{name}`\n\n```\n" + "\n".join(f"{frame}: {line}" for frame, line in lines) + "\n```" for name, lines in EXAMPLE_PROMPTS.items()
+        f"`{name}`\n\n```\n" + "\n".join(f"{max(0, 4 * frame - 3)}: {line}" for frame, line in lines) + "\n```" for name, lines in EXAMPLE_PROMPTS.items()
     )
 
 
@@ -140,7 +140,7 @@ short window it cannot know them. Give two places of one clip different landmark
 
 ## Ready prompt lists
 
-For the node "FAST-AR Prompts", `latent frame: text`. Each fits 61 latent frames (241 frames) unless it ends
+For the node "FAST-AR Prompts", `frame: text` (frames of the video). Each fits 61 latent frames (241 frames) unless it ends
 earlier. The last one is for image-to-video.
 
 {examples}
