@@ -84,9 +84,11 @@ def _table(gates: dict[str, Any]) -> str:
 
 
 def _examples() -> str:
-    return "\n\n".join(
-        f"`{name}`\n\n```\n" + "\n".join(f"{max(0, 4 * frame - 3)}: {line}" for frame, line in lines) + "\n```" for name, lines in EXAMPLE_PROMPTS.items()
-    )
+    parts = []
+    for name, lines in EXAMPLE_PROMPTS.items():
+        listed = "\n".join(f"{max(0, 4 * frame - 3)}: {line}" for frame, line in lines)
+        parts.append(f"`{name}`\n\n```\n{listed}\n```")
+    return "\n\n".join(parts)
 
 
 METHOD = """held-out seeds, `python -m demo.gates`; rates with Wilson intervals. A landmark counts as right when the
