@@ -40,6 +40,7 @@ class Search:
 
     def __init__(self, settings: TempCacheSettings) -> None:
         self.settings = settings
+        self.backend = "auto"
         self._planes: torch.Tensor | None = None
 
     def tensors(self) -> list[torch.Tensor]:
@@ -69,7 +70,7 @@ class Search:
         if self.settings.search == "int8":
             (tokens, first), (pool, second) = _codes(tokens), _codes(pool)
             scales = (first, second)
-        where, score = registry.call("nearest", "auto", tokens, pool, valid, "l2" if logit else "dot", *scales)
+        where, score = registry.call("nearest", self.backend, tokens, pool, valid, "l2" if logit else "dot", *scales)
         nothing = where < 0
         if logit:
             score = 1 - (-score).clamp_min(0).sqrt()

@@ -209,6 +209,9 @@ class TempCache(CachePolicy):
             else:
                 self._stores[layer] = [(part, LayerStore(sizes, self.settings, like[:, part]))
                                        for part, sizes in ((busy, self.sizes), (quiet, bare)) if part]
+            for store in self.stores(layer):
+                if store.pool is not None:
+                    store.pool.search.backend = self.attention.backend
         return self._stores[layer]
 
     def _attend_store(self, layer: int, store: LayerStore, call: _Call, q: torch.Tensor, keys: torch.Tensor, v: torch.Tensor,
