@@ -52,7 +52,7 @@ def test_the_stock_sampler_runs_through_our_cache(host: Host, causal: Any, caplo
     assert far(stock(full_cache(causal)), plain) <= 5e-6
     assert far(stock(patch(host, causal, **ALL)[0]), plain) <= 1e-5
     with caplog.at_level(logging.INFO):
-        merged = stock(patch(host, causal, budget=6)[0])
+        merged = stock(patch(host, causal, budget=6, recent=3)[0])
     assert far(merged, plain) > OTHER
     assert far(merged[:, :, :3], plain[:, :, :3]) <= 5e-6
     assert "by the stock AR sampler; the cache keeps everything, merged into 6 latent frames (sink 1, recent 3): TempCache" in caplog.text
@@ -69,10 +69,10 @@ def test_its_full_length_buffers_are_not_allocated(host: Host, causal: Any, monk
     monkeypatch.setattr(CausalWanModel, "init_kv_caches", refuse)
     with pytest.raises(AssertionError, match="stock buffers"):
         stock(causal)
-    assert torch.isfinite(stock(patch(host, causal, budget=6)[0])).all()
+    assert torch.isfinite(stock(patch(host, causal, budget=6, recent=3)[0])).all()
 
 
-@pytest.mark.parametrize("settings", [ALL, {"budget": 6}])
+@pytest.mark.parametrize("settings", [ALL, {"budget": 6, "recent": 3}])
 def test_cfg_and_batches_in_the_stock_sampler_are_those_of_our_own(host: Host, causal: Any, settings: dict[str, Any]) -> None:
     """The stock cache mixes conditional and unconditional keys; here each entry has a cache of its own."""
     from fastar_pack.fastar_core.sigmas import SigmaSchedule
@@ -95,6 +95,6 @@ def test_given_frames_in_the_stock_sampler(host: Host, causal: Any) -> None:
     assert far(stock(full_cache(given), frames=10), plain) <= 5e-6
     assert far(stock(patch(host, given, **ALL)[0], frames=10), plain) <= 1e-5
     assert far(plain[:, :, :1], first) <= 1e-5
-    assert far(stock(patch(host, given, budget=6)[0], frames=10), plain) > OTHER
+    assert far(stock(patch(host, given, budget=6, recent=3)[0], frames=10), plain) > OTHER
     many = with_option(causal, ar_config={"initial_latent": seeded_normal(4, (1, 16, 5, 8, 12))})
     assert far(stock(patch(host, many, **ALL)[0], frames=11), stock(many, frames=11)) <= 1e-5, "more of them than a block"
