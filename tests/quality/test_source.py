@@ -61,7 +61,7 @@ RIGHT: list[tuple[Rule, str, str]] = [
     (limit_faults, "nodes/a.py", "x = 1\n" * 300),
     (limit_faults, "kernels/a.py", LONG_FUNCTION),
     (forbidden_faults, "tests/a.py", "sys.path.insert(0, 'x')\ntorch.lo~ad(p, weights_only=True)"),
-    (machine_faults, "README.md", "~/comfy/ComfyUI, https://github.com/a/b, models/work/x, http://127.0.0.1:8188"),
+    (machine_faults, "README.md", "~/comfy/ComfyUI, https://github.com/a/b, models/works/x, http://127.0.0.1:8188"),
     (
         import_faults,
         "nodes/host/a.py",
