@@ -14,11 +14,11 @@ from .sizes import StoreSizes, store_sizes
 
 OFF = "off"
 PRESETS: dict[str, TempCacheSettings] = {
-    "quality": TempCacheSettings(budget_frames=45, threshold=0.96, recent_frames=6, shared=False),
-    "balanced": TempCacheSettings(budget_frames=33, threshold=0.96, recent_frames=6, shared=False),
-    "small": TempCacheSettings(budget_frames=13, shared=False),
+    "quality": TempCacheSettings(budget_frames=30, threshold=0.99, shared=False),
+    "balanced": TempCacheSettings(budget_frames=18, threshold=0.99, shared=False),
+    "small": TempCacheSettings(budget_frames=9, threshold=0.99, shared=False),
 }
-NARROW_BYTES = 4 + 8 + 8 + 4  # multiplicity, frame, cell and usage of a history row
+NARROW_BYTES = 4 + 8 + 8 + 4 + 4 + 8 + 4  # multiplicity, frame, cell, usage, correction, nearest row and its likeness
 SLOT_BYTES = 8
 FLOAT_BYTES = 4
 

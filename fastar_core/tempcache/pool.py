@@ -7,14 +7,16 @@ take free rows or those of the least used groups. Only the rows a frame touches 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from .features import QueryMoment, features
-from .matching import NO_MATCH, Search, local_best, neighbour_mask
-from .regroup import Fold, choose_folds, fold_rows, least_used
-from .rows import MeanRows, PackedRows
+from ...kernels import registry
+from .features import QueryMoment
+from .matching import NO_MATCH, RowIndex, Search, local_best, pair_similarity
+from .regroup import Fold, choose_folds, closest_pairs, fold_rows, highest
+from .rows import MeanRows, PackedRows, row_places
 from .settings import TempCacheSettings
 
 PROTECTED = float("inf")
@@ -38,6 +40,25 @@ class Ingested:
         return torch.stack([t.sum() for t in (self.merged, self.opened, self.evicted, done)])
 
 
+@dataclass(frozen=True)
+class _Arrival:
+    """Rows that tokens go to [B, G, S], and per token: members the row had and gets, float32 [B, G, S, 1], and the first token
+    that goes to the same row [B, G, S]."""
+
+    slot: torch.Tensor
+    before: torch.Tensor
+    joined: torch.Tensor
+    first: torch.Tensor
+
+    @classmethod
+    def at(cls, slot: torch.Tensor, before: torch.Tensor, joined: torch.Tensor) -> _Arrival:
+        """before, joined [B, G, capacity]: members the rows keep, and tokens that come."""
+        tokens = torch.arange(slot.shape[-1], device=slot.device).expand_as(slot)
+        first = torch.full_like(before, slot.shape[-1], dtype=torch.int64).scatter_reduce(2, slot, tokens, "amin")
+        held, new = (torch.gather(count, 2, slot)[..., None].float() for count in (before, joined))
+        return cls(slot, held, new, torch.gather(first, 2, slot))
+
+
 @dataclass
 class _Undo:
     """What begin_undo() found: the narrow tensors (replaced later, never changed in place), and rows before each ingest."""
@@ -47,11 +68,6 @@ class _Undo:
 
     def tensors(self) -> list[torch.Tensor]:
         return [*self.narrow, *(t for slot, parts in self.wide for t in (slot, *(x for part in parts for x in part)))]
-
-
-def per_head(index: torch.Tensor, heads: int, dim: int) -> torch.Tensor:
-    """Row index [B, G, N] as a gather index [B, H, N, D]."""
-    return index.expand(-1, heads, -1)[..., None].expand(-1, -1, -1, dim)
 
 
 class HistoryPool:
@@ -72,6 +88,9 @@ class HistoryPool:
         self.frame = torch.zeros(shape, dtype=torch.int64, device=device)
         self.cell = torch.zeros(shape, dtype=torch.int64, device=device)
         self.usage = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.correction = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.near_row = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.near_score = torch.full(shape, NO_MATCH, dtype=torch.float32, device=device)
         self.last_slots = torch.full((batch, self.groups, rows * cols), -1, dtype=torch.int64, device=device)
         self.mean = MeanRows(torch.zeros(like.shape, dtype=torch.float32, device=device)) if settings.representative == "medoid" \
             else None
@@ -84,7 +103,7 @@ class HistoryPool:
         return [self.keys, self.values] if self.mean is None else [self.keys, self.values, self.mean]
 
     def _narrow(self) -> list[torch.Tensor]:
-        return [self.count, self.frame, self.cell, self.usage, self.last_slots]
+        return [self.count, self.frame, self.cell, self.usage, self.correction, self.near_row, self.near_score, self.last_slots]
 
     def tensors(self) -> list[torch.Tensor]:
         """Everything that makes up the state, in a fixed order (for copies and digests)."""
@@ -100,6 +119,8 @@ class HistoryPool:
             rows.clear()
         self.count.zero_()
         self.usage.zero_()
+        self.correction.zero_()
+        self.near_score.fill_(NO_MATCH)
         self.last_slots.fill_(-1)
         self.undo = None
 
@@ -109,20 +130,20 @@ class HistoryPool:
 
     # -- choosing -----------------------------------------------------------------------------------------------------
 
-    def _match(self, k: torch.Tensor, moment: QueryMoment | None) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Similarity and row of the best match [B, G, S], and the features of the pool."""
-        settings = self.settings
-        tokens = features(k, moment, settings.shared)
-        pool = features(self.occupied(self.keys), moment, settings.shared)
-        if moment is not None:  # a common shift changes no distance, and near zero less is lost to rounding
-            centre = tokens.mean(2, keepdim=True)
-            tokens, pool = tokens - centre, pool - centre
-        near = neighbour_mask(*self.grid, settings.neighbourhood, k.device)
-        near_score, near_slot = local_best(tokens, pool, self.last_slots, near, settings.similarity == "logit")
+    def open_index(self, moment: QueryMoment | None, leaving: Sequence[torch.Tensor]) -> RowIndex:
+        """What the frames of one commit, with keys ``leaving`` [B, H, S, D], are compared with."""
+        return RowIndex(self.search, self.keys.read(), self.count > 0, moment, leaving, self.keys.pick)
+
+    def _match(self, number: int, index: RowIndex) -> tuple[torch.Tensor, torch.Tensor]:
+        """Similarity and row of the best match [B, G, S] of the tokens of leaving frame ``number``."""
+        settings, tokens = self.settings, index.tokens[number]
+        rows = index.at(self.last_slots.clamp_min(0))
+        near_score, near_slot = local_best(tokens, rows, self.last_slots, self.grid, settings.neighbourhood,
+                                           settings.similarity == "logit")
         missed = near_score < settings.threshold
-        far_score, far_slot = self.search.best(tokens, pool, self.count > 0, missed)
+        far_score, far_slot = index.best(number)
         use_near = ~missed | (near_score >= far_score)
-        return torch.where(use_near, near_score, far_score), torch.where(use_near, near_slot, far_slot), pool
+        return torch.where(use_near, near_score, far_score), torch.where(use_near, near_slot, far_slot)
 
     def _who_merges(self, score: torch.Tensor) -> torch.Tensor:
         """By the threshold; beyond that, as many of the best matches above the floor as free rows are lacking."""
@@ -139,47 +160,61 @@ class HistoryPool:
         usage = torch.where(self.count == 0, free, self.usage)  # free rows first, the lowest first: occupied rows stay in front
         taken = torch.zeros_like(usage).scatter_add(2, match, merged.float())
         usage = usage.masked_fill(taken > 0, PROTECTED)
-        order = usage.argsort(dim=-1, stable=True)[..., :match.shape[-1]]  # stable: the same choice on every device
+        order = highest(-usage, match.shape[-1])
         rank = ((~merged).cumsum(-1) - 1).clamp(0, order.shape[-1] - 1)
         return torch.where(merged, match, torch.gather(order, 2, rank))
 
-    def _fold(self, score: torch.Tensor, pool: torch.Tensor) -> Fold:
-        """Little used rows join their nearest row where that costs less than a token's poor match."""
-        victim = least_used(self.usage, self.count, fold_rows(score.shape[-1], self.capacity))
-        others = (self.count > 0).scatter(2, victim, False)
-        wide = victim[..., None].expand(-1, -1, -1, pool.shape[-1])
+    def _fold(self, score: torch.Tensor, index: RowIndex) -> Fold:
+        """Groups that are nearly alike join where that costs less than a token's poor match."""
+        victim, target = closest_pairs(self.near_row, self.near_score, self.count, fold_rows(score.shape[-1], self.capacity))
+        known = torch.gather(self.near_score, 2, victim)
+        likeness = pair_similarity(index.at(victim), index.at(target), self.settings.similarity == "logit")
+        usable = (known > NO_MATCH) & (torch.gather(self.count, 2, victim) > 0) & (torch.gather(self.count, 2, target) > 0)
+        likeness = torch.where(usable & (victim != target), likeness, NO_MATCH)
+        self.near_score = self.near_score.scatter(2, victim, likeness)
         free = (self.count == 0).sum(-1, keepdim=True)
-        lacking = (score < self.settings.threshold).sum(-1, keepdim=True) > free
-        asked = (torch.gather(self.count, 2, victim) > 0) & lacking
-        likeness, target = self.search.best(torch.gather(pool, 2, wide), pool, others, asked)
         fold = choose_folds(score, victim, target, likeness, free, self.settings.threshold, self.settings.floor)
+        self.near_row = fold.remap(self.near_row, self.capacity)
+        index.follow(lambda rows: fold.remap(rows, self.capacity))
         self._join(fold)
         return fold
+
+    def _note_nearest(self, tokens: torch.Tensor, score: torch.Tensor, match: torch.Tensor, slot: torch.Tensor, merged: torch.Tensor,
+                      index: RowIndex) -> None:
+        """Opened rows remember the row most like them: their match, or where the token to the left or above went."""
+        inside, number = index.earlier(tokens, *self.grid)
+        nearest = torch.where(inside > score, torch.gather(slot, 2, number), match)
+        best = torch.maximum(inside, score)
+        self.near_row = self.near_row.scatter(2, slot, torch.where(merged, torch.gather(self.near_row, 2, slot), nearest))
+        self.near_score = self.near_score.scatter(2, slot, torch.where(merged, torch.gather(self.near_score, 2, slot), best))
 
     def _join(self, fold: Fold) -> None:
         """Moves the members of the victims to their targets and frees the victims' rows."""
         self._remember(fold.target)
-        index, source = (per_head(rows, self.heads, self.dim) for rows in (fold.target, fold.victim))
         moved = torch.where(fold.done, torch.gather(self.count, 2, fold.victim), 0)
         held = torch.gather(self.count, 2, fold.target)
         same = (fold.target[..., :, None] == fold.target[..., None, :]).float() * moved[..., None, :]
         total = held + same.sum(-1)
         for rows in (self.keys, self.values):
-            joined = same.expand(-1, self.heads, -1, -1) @ torch.where(moved[..., None] > 0, rows.pick(source), 0)
-            mean = (torch.where(held[..., None] > 0, rows.pick(index) * held[..., None], 0) + joined) / total.clamp_min(1)[..., None]
-            rows.write(index, mean)
+            joined = same.expand(-1, self.heads, -1, -1) @ torch.where(moved[..., None] > 0, rows.pick(fold.victim), 0)
+            mean = (torch.where(held[..., None] > 0, rows.pick(fold.target) * held[..., None], 0) + joined) / total.clamp_min(1)[..., None]
+            rows.write(fold.target, mean)
         self.count = self.count.scatter(2, fold.target, total.to(self.count.dtype))
         self.count = self.count * (1 - torch.zeros_like(self.count).scatter(2, fold.victim, fold.done.to(self.count.dtype)))
+        gained = torch.where(fold.done, torch.gather(self.usage, 2, fold.victim), 0)
+        self.usage = self.usage.scatter_add(2, fold.target, gained)
         newest = torch.where(fold.done, torch.gather(self.frame, 2, fold.victim), 0)
         self.frame = self.frame.scatter_reduce(2, fold.target, newest, "amax")
 
     # -- changing -----------------------------------------------------------------------------------------------------
 
-    def ingest(self, k: torch.Tensor, v: torch.Tensor, frame: int, usage: torch.Tensor,
-               moment: QueryMoment | None) -> Ingested:
-        """Takes in one frame: k and v [B, H, S, D], usage [B, G, S]. Needs capacity >= S."""
-        score, match, pool = self._match(k, moment)
-        fold = self._fold(score, pool) if self.settings.folds else None
+    def ingest(self, k: torch.Tensor, v: torch.Tensor, frame: int, usage: torch.Tensor, moment: QueryMoment | None,
+               index: RowIndex | None = None, number: int = 0) -> Ingested:
+        """Takes in one frame: k and v [B, H, S, D], usage [B, G, S]. Needs capacity >= S. ``index``: that of the commit, in which
+        the frame has a ``number``."""
+        index = index or self.open_index(moment, [k])
+        score, match = self._match(number, index)
+        fold = self._fold(score, index) if self.settings.folds else None
         if fold is not None:
             match = fold.remap(match, self.capacity)
         merged = self._who_merges(score)
@@ -190,9 +225,12 @@ class HistoryPool:
         before = self.count.masked_fill(opened, 0)
         joined = torch.zeros_like(self.count).scatter_add(2, slot, torch.ones_like(slot, dtype=torch.int32))
         newest = self._newest(slot)
-        index = per_head(slot, self.heads, self.dim)
-        self.values.write(index, self._means(self.values, v, slot, before, joined))
-        self._represent(k, slot, before, joined, newest)
+        went = _Arrival.at(slot, before, joined)
+        self.values.write(slot, self._means(self.values, v, went))
+        self._represent(k, went, newest)
+        if self.settings.folds:
+            self._note_nearest(index.tokens[number], score, match, slot, merged, index)
+        self.correction = self.correction.masked_fill(opened, 0)
         self.count = before + joined
         touched = joined > 0
         self.frame = self.frame.masked_fill(touched, frame)
@@ -207,35 +245,35 @@ class HistoryPool:
         tokens = torch.arange(slot.shape[-1], device=slot.device).expand_as(slot)
         return torch.zeros_like(self.cell).scatter_reduce(2, slot, tokens, "amax")
 
-    def _means(self, held: MeanRows | PackedRows, new: torch.Tensor, slot: torch.Tensor, before: torch.Tensor,
-               joined: torch.Tensor) -> torch.Tensor:
-        """New running means [B, H, S, D] (float32) of the rows that the tokens go to, weighted by multiplicity.
+    def _means(self, held: MeanRows | PackedRows, new: torch.Tensor, went: _Arrival) -> torch.Tensor:
+        """New running means [B, H, S, D] (float32) of the rows that the tokens go to, weighted by multiplicity."""
+        group = went.first.expand(-1, self.heads, -1)
+        mean, _ = registry.call("compact", self.search.backend, new, torch.ones_like(group, dtype=torch.float32), group, group.shape[-1],
+                                torch.float32)
+        mean = mean[row_places(went.first, self.heads)]
+        return mean + (torch.where(went.before > 0, held.pick(went.slot), mean) - mean) * (went.before / (went.before + went.joined))
 
-        Tokens of one row are summed by a product with a 0/1 matrix [S, S]: a fixed order on every device.
-        """
-        index = per_head(slot, self.heads, self.dim)
-        same = (slot[..., :, None] == slot[..., None, :]).float()
-        total = same.expand(-1, self.heads, -1, -1) @ new.float()
-        old = torch.gather(before, 2, slot)[..., None].float()
-        count = old + torch.gather(joined, 2, slot)[..., None].float()
-        return (torch.where(old > 0, held.pick(index) * old, 0) + total) / count
-
-    def _represent(self, k: torch.Tensor, slot: torch.Tensor, before: torch.Tensor, joined: torch.Tensor,
-                   newest: torch.Tensor) -> None:
-        index = per_head(slot, self.heads, self.dim)
+    def _represent(self, k: torch.Tensor, went: _Arrival, newest: torch.Tensor) -> None:
+        """Writes the keys that speak for the touched groups."""
         if self.settings.representative == "mean":
-            self.keys.write(index, self._means(self.keys, k, slot, before, joined))
-            return
-        latest = torch.gather(k, 2, per_head(torch.gather(newest, 2, slot), self.heads, self.dim)).float()
-        if self.mean is None:
-            self.keys.write(index, latest)
-            return
-        mean = self._means(self.mean, k, slot, before, joined)
-        self.mean.write(index, mean)
-        held = self.keys.pick(index)
-        fresh = (torch.gather(before, 2, slot) == 0).expand(-1, self.heads, -1)[..., None]
+            chosen = self._means(self.keys, k, went)
+        else:
+            chosen = k[row_places(torch.gather(newest, 2, went.slot), self.heads)].float()
+        if self.mean is not None:
+            chosen = self._closer_to_mean(self.mean, k, chosen, went)
+        self.keys.write(went.slot, chosen)
+
+    def _closer_to_mean(self, means: MeanRows, k: torch.Tensor, latest: torch.Tensor, went: _Arrival) -> torch.Tensor:
+        """The held medoid or the newest key, whichever is closer to the mean of all members."""
+        mean = self._means(means, k, went)
+        means.write(went.slot, mean)
+        held = self.keys.pick(went.slot)
         closer = (latest - mean).square().sum(-1, keepdim=True) <= (held - mean).square().sum(-1, keepdim=True)
-        self.keys.write(index, torch.where(fresh | closer, latest, held))
+        return torch.where((went.before == 0) | closer, latest, held)
+
+    def bias(self) -> torch.Tensor:
+        """What attention adds to the logits of the rows, float32 [B, G, capacity]; -inf hides free rows."""
+        return self.count.float().log() + self.correction
 
     def use(self, mass: torch.Tensor) -> None:
         """Updates the running usage of occupied rows with the attention mass [B, G, capacity] of a clean pass."""
@@ -246,8 +284,7 @@ class HistoryPool:
 
     def _remember(self, slot: torch.Tensor) -> None:
         if self.undo is not None:
-            index = per_head(slot, self.heads, self.dim)
-            self.undo.wide.append((slot, [rows.raw(index) for rows in self._wide()]))
+            self.undo.wide.append((slot, [rows.raw(slot) for rows in self._wide()]))
 
     def begin_undo(self) -> None:
         """From here on, what changes is remembered, until the next call."""
@@ -257,8 +294,8 @@ class HistoryPool:
         """Restores the state at begin_undo(), bit for bit."""
         assert self.undo is not None
         for slot, parts in reversed(self.undo.wide):
-            index = per_head(slot, self.heads, self.dim)
             for rows, saved in zip(self._wide(), parts):
-                rows.restore(index, saved)
-        self.count, self.frame, self.cell, self.usage, self.last_slots = self.undo.narrow
+                rows.restore(slot, saved)
+        (self.count, self.frame, self.cell, self.usage, self.correction, self.near_row, self.near_score,
+         self.last_slots) = self.undo.narrow
         self.undo = None

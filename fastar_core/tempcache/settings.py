@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from ..errors import ConfigError
 
 Similarity = Literal["paper", "logit"]
-Search = Literal["exact", "int8", "lsh"]
+Search = Literal["int8", "exact", "lsh"]
 Representative = Literal["mean", "last", "medoid"]
 Space = Literal["post", "pre"]
 HistoryType = Literal["same", "int8"]
@@ -34,10 +34,13 @@ class TempCacheSettings:
     threshold: a token joins a group at or above this similarity (paper: cosine; logit: 1 - rms logit difference). Higher keeps
         more distinct rows. 1.01 switches merging off.
     floor: once the pool is full, the best matching tokens join down to this similarity; below it the least used rows go.
-    regroup: in a full pool, little used groups join the group nearest to them when that costs less than forcing a new token into
-        a poor match. Remembers more; one more search per frame.
+    regroup: in a full pool, groups that are nearly alike join when that costs less than forcing a new token into a poor match.
+        Remembers more, and fits the merging to each head: the closest pairs go first, wherever the threshold stands.
+    bias_correction: largest measured correction of a group's log count (natural log). A mean key gets less attention than its
+        members did; the queries of the clean pass say how much. 0 = the log count alone.
     representative: which key speaks for a group: the "mean", the "last" (the paper's choice) or the "medoid".
-    search / bits / tables: how the match is found: "exact", "int8" codes, or "lsh" (sign hash of `bits`, best of `tables`).
+    search / bits / tables: how the match is found: by "int8" codes (the winner is then compared exactly), "exact", or "lsh" (sign
+        hash of `bits`, best of `tables`).
     neighbourhood: tokens up to this many rows and columns away in the frame that left before are tried first.
     shared: heads of a layer share their groups (one decision by mean similarity); False decides per head.
     reindex_span: old positions are squeezed linearly into the last this many frames; None keeps true positions; FAMILY_SPAN is
@@ -58,7 +61,8 @@ class TempCacheSettings:
     floor: float = 0.3
     regroup: bool = True
     representative: Representative = "mean"
-    search: Search = "exact"
+    bias_correction: float = 0.3
+    search: Search = "int8"
     bits: int = 10
     tables: int = 4
     neighbourhood: int = 1
@@ -82,6 +86,8 @@ class TempCacheSettings:
             raise ConfigError(f"recent_frames {self.recent_frames} and neighbourhood {self.neighbourhood} must be 0 or more")
         if not 1 <= self.bits <= 31 or self.tables < 1:
             raise ConfigError(f"bits {self.bits} must be 1 to 31 and tables {self.tables} at least 1")
+        if self.bias_correction < 0:
+            raise ConfigError(f"bias_correction {self.bias_correction} must be at least 0")
         if not 0 <= self.usage_decay < 1:
             raise ConfigError(f"usage_decay {self.usage_decay} must be at least 0 and below 1")
 

@@ -180,18 +180,22 @@ class LayerStore:
             span = self._frame(move.after[slot] - start)
             self.write_pinned(slot, home[:, :, span], keys[:, :, span], values[:, :, span])
         if measured is not None:
-            self.recall = measured.finish(*self._after(len(move.after), tables), self._kept_rows(move, start, measured.own_start))
+            self.recall = measured.finish(lambda slot: self._turned(slot, tables), self._kept_rows(move, start, measured.own_start))
 
     def _take_in(self, move: Move, start: int, home: torch.Tensor, values: torch.Tensor, measured: StepRecall) -> None:
         """The leaving frames join the history: those of the call itself, or pinned ones that make room."""
         pool = self.pool
         assert pool is not None
         pool.use(measured.history_mass())
+        leaving = []
         for frame in move.leaving:
             mine = frame >= start
             span = self._frame(frame - start if mine else move.before.index(frame))
             source, source_v = (home, values) if mine else (self.home, self.values)
-            went = pool.ingest(source[:, :, span], source_v[:, :, span], frame, measured.mass_of(span, mine), self.moment)
+            leaving.append((frame, mine, span, source[:, :, span], source_v[:, :, span]))
+        index = pool.open_index(self.moment, [keys for *_, keys, _ in leaving]) if leaving else None
+        for number, (frame, mine, span, k, v) in enumerate(leaving):
+            went = pool.ingest(k, v, frame, measured.mass_of(span, mine), self.moment, index, number)
             measured.follow(span, mine, went)
             self.tally += went.counts()
             if self.watch is not None:
@@ -209,15 +213,14 @@ class LayerStore:
             if self.watch is not None:
                 self.watch(frame, went)
 
-    def _after(self, slots: int, tables: Tables | None) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Keys and bias of [pinned | all history rows] after the commit, still turned for the call that was committed."""
-        assert self.pool is not None
-        history = self.pool.occupied(self.pool.keys)
+    def _turned(self, slot: torch.Tensor, tables: Tables | None) -> torch.Tensor:
+        """Keys [B, H, N, D] of history rows ``slot`` [B, G, N] after the commit, still turned for the call that was committed."""
+        pool = self.pool
+        assert pool is not None
+        keys = pool.keys.pick(slot).masked_fill((torch.gather(pool.count, 2, slot) == 0)[..., None], 0)
         if tables is not None:
-            history = rotate_rows(history, self.pool.frame, self.pool.cell, tables)
-        pinned = self.keys[:, :, :slots * self.sizes.tokens]
-        bias = self.pool.count.float().log()
-        return [pinned, history.to(pinned.dtype)], torch.nn.functional.pad(bias, (pinned.shape[2], 0))
+            keys = rotate_rows(keys, torch.gather(pool.frame, 2, slot), torch.gather(pool.cell, 2, slot), tables)
+        return keys.to(self.keys.dtype)
 
     def _kept_rows(self, move: Move, start: int, own_start: int) -> torch.Tensor:
         """Where each pinned row stood in the measured pass of the call from frame ``start``."""
@@ -231,7 +234,7 @@ class LayerStore:
         """Brings the buffer up to date for the next call: log counts, and rotated copies where home keys are not what it reads."""
         rows = slice(self.sizes.pinned_rows, self.sizes.pinned_rows + self.sizes.history_rows)
         if self.pool is not None:
-            self.bias = self.pool.count.float().log()  # log 0 = -inf hides free rows
+            self.bias = self.pool.bias()
         if self.pool is not None and not self.packed:
             if self.bound < self.sizes.history_rows:  # a hidden row must still be a number, and calls left their own rows there
                 free = (self.pool.count == 0)[..., None]

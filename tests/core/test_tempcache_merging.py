@@ -68,7 +68,7 @@ def test_a_static_video_at_running_positions_does_lose_and_the_report_says_so(se
 @pytest.mark.parametrize("shared", [True, False])
 @pytest.mark.parametrize(("space", "representative"), [("post", "mean"), ("post", "last"), ("pre", "mean"), ("pre", "last")])
 def test_outputs_follow_from_the_members_of_each_group(space: str, representative: str, shared: bool) -> None:
-    settings = tc(budget_frames=7, space=space, representative=representative, threshold=0.8, floor=0.5, shared=shared)
+    settings = tc(budget_frames=7, space=space, representative=representative, threshold=0.8, floor=0.5, shared=shared, bias_correction=0)
     run = Followed(settings, batch=2).go(42)
     assert run.evictions
     assert max(len(m) for m in run.members.values()) >= 3, "groups have formed"
@@ -83,7 +83,7 @@ def test_outputs_are_right_for_keys_with_a_huge_common_offset() -> None:
     """Keys around 100 in every channel: cosines are all near 1, so nearly everything merges, and still nothing is off."""
     plain = similar_frames(1, 6, 2, 24)
     factor, offset = torch.tensor([[0.1, 1.0, 1.0], [0.0, 100.0, 0.0]]).view(2, 3, 1, 1, 1, 1)
-    run = Followed(tc(budget_frames=7, threshold=0.999), make=lambda *at: factor * plain(*at) + offset).go(42)
+    run = Followed(tc(budget_frames=7, threshold=0.999, bias_correction=0), make=lambda *at: factor * plain(*at) + offset).go(42)
     assert max(len(m) for m in run.members.values()) >= 5
     wanted = run.expected(42, 3, 0)
     got = run.call("denoise", 42, 3)[0]

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fastar_pack.fastar_core.tempcache.matching import NO_MATCH
 from fastar_pack.fastar_core.tempcache.pool import HistoryPool
-from fastar_pack.fastar_core.tempcache.regroup import choose_folds
+from fastar_pack.fastar_core.tempcache.regroup import choose_folds, closest_pairs
 from fastar_pack.fastar_core.tempcache.rows import MeanRows
 from fastar_pack.fastar_core.tempcache.settings import TempCacheSettings
 
@@ -43,28 +44,75 @@ def filled(settings: TempCacheSettings) -> HistoryPool:
 @pytest.mark.parametrize("regroup", [True, False])
 def test_new_tokens_get_rows_of_their_own(regroup: bool) -> None:
     pool = filled(replace(BASE, regroup=regroup, floor=-1.0))
-    went = pool.ingest(axes(2, 3, 4, 5), axes(2, 3, 4, 5), 2, torch.full((1, 1, S), 0.1), None)
+    went = pool.ingest(axes(1, 2, 3, 4), axes(1, 2, 3, 4), 2, torch.full((1, 1, S), 0.1), None)
     new = pool.keys.read()[0, 0]
-    alone = (new[:, 4] == 1).any() and (new[:, 5] == 1).any()
-    assert bool(alone) == regroup, "without it a full pool blurs the best match there is"
+    assert bool((new[:, 4] == 1).any()) == regroup, "without it a full pool blurs the best match there is"
     assert int(pool.count.sum()) == 3 * S
-    assert int(went.counts()[3]) == (2 if regroup else 0), "half a frame's rows may be folded per frame"
+    assert int(went.counts()[3]) == int(regroup), "a quarter of a frame's rows may be folded per frame"
 
 
 def test_members_values_and_counts_move_together() -> None:
     pool = filled(BASE)
-    pool.values.write(torch.arange(2 * S)[None, None, :, None].expand(1, 1, -1, DIM),
+    pool.values.write(torch.arange(2 * S)[None, None],
                       torch.arange(2.0 * S)[None, None, :, None].expand(1, 1, -1, DIM))
     went = pool.ingest(axes(1, 2, 3, 4), torch.full((1, 1, S, DIM), 100.0), 2, torch.full((1, 1, S), 0.1), None)
     fold = went.fold
     assert fold is not None
     assert int(fold.done.sum()) == 1
     victim, target = int(fold.victim[fold.done]), int(fold.target[fold.done])
-    assert target == victim + S, "row i + 4 is the near repeat of row i"
+    assert victim == target + S, "row i + 4, opened later, is the near repeat of row i"
     assert int(pool.count[0, 0, target]) == 2
     assert torch.allclose(pool.values.read()[0, 0, target], torch.full((DIM,), (victim + target) / 2))
     assert torch.allclose(pool.values.read()[0, 0, victim], torch.full((DIM,), 100.0)), "the new token took the row"
+    assert pool.usage[0, 0, target] == pytest.approx(0.3), "a joint group is used as much as both were"
     assert int(fold.remap(torch.tensor([[[victim]]]), 2 * S)) == target
+
+
+def test_rows_remember_the_row_most_like_them() -> None:
+    pool = filled(BASE)
+    assert pool.near_row[0, 0, S:].tolist() == [0, 1, 2, 3]
+    assert pool.near_score[0, 0, S:].tolist() == pytest.approx([1.25**-0.5] * S)
+    assert pool.near_score[0, 0, 1:S].tolist() == [0.0] * (S - 1), "in an empty pool, the token to the left or above"
+    assert pool.near_score[0, 0, 0] == NO_MATCH
+
+
+def test_the_closest_pairs_come_first_and_dead_ones_not_at_all() -> None:
+    count = torch.tensor([[[1, 1, 0, 2, 1, 1]]])
+    near = torch.tensor([[[3, 0, 1, 2, 4, 0]]])  # row 3 points at a free row, row 4 at itself
+    likeness = torch.tensor([[[0.5, 0.9, 0.99, 0.98, 0.97, 0.9]]])
+    victim, target = closest_pairs(near, likeness, count, 3)
+    assert victim[0, 0].tolist() == [1, 5, 0], "ties: the lower row"
+    assert target[0, 0].tolist() == [0, 0, 3]
+
+
+def test_a_row_takes_part_in_one_direction() -> None:
+    """5 into 4 and 4 into 3 would move members into a row that leaves; the likelier pair is made, whichever way round."""
+    score, free = torch.zeros(1, 1, 4), torch.zeros(1, 1, 1, dtype=torch.int64)
+    victim, target = torch.tensor([[[5, 4, 7]]]), torch.tensor([[[4, 3, 3]]])
+    for likeness, wanted in (([0.9, 0.8, 0.7], [5, 7]), ([0.8, 0.9, 0.7], [4, 7])):
+        fold = choose_folds(score, victim, target, torch.tensor([[likeness]]), free, 0.95, 0.0)
+        assert fold.victim[fold.done].tolist() == wanted
+        assert not set(fold.victim[fold.done].tolist()) & set(fold.target[fold.done].tolist())
+
+
+def test_a_likeness_that_no_longer_holds_makes_no_pair() -> None:
+    """What is remembered only orders the pairs; the keys as they are decide."""
+    pool = filled(BASE)
+    pool.keys.write(torch.tensor([[[S + 2]]]), axes(9))
+    pool.near_score[0, 0, S + 2] = 0.99
+    went = pool.ingest(axes(1, 2, 3, 4), axes(1, 2, 3, 4), 2, torch.full((1, 1, S), 0.1), None)
+    assert went.fold is not None
+    assert not went.fold.done.any()
+    assert pool.near_score[0, 0, S + 2] <= 0.0, "and is not offered first again"
+
+
+def test_pairs_follow_rows_that_moved() -> None:
+    pool = filled(BASE)
+    went = pool.ingest(axes(1, 2, 3, 4), axes(1, 2, 3, 4), 2, torch.full((1, 1, S), 0.1), None)
+    assert went.fold is not None
+    victim = int(went.fold.victim[went.fold.done])
+    others = [row for row in range(2 * S) if row != victim]
+    assert victim not in pool.near_row[0, 0, others].tolist()
 
 
 def test_roll_back_restores_what_was_folded() -> None:

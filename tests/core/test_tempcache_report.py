@@ -48,7 +48,7 @@ def test_the_plan_is_true_to_five_percent(changes: dict[str, Any], sizes: dict[s
     assert settings.tempcache is not None
     plan = plan_tempcache(settings.tempcache, 1, run.run.geometry, run.heads, run.dim, dtype.itemsize, 2 * run.batch)
     assert plan.total_bytes == pytest.approx(run.run.peak_bytes, rel=0.05)
-    smaller = plan_tempcache(replace(settings.tempcache, budget_frames=settings.tempcache.budget_frames - 2), 1, run.run.geometry,
+    smaller = plan_tempcache(replace(settings.tempcache, budget_frames=settings.tempcache.budget_frames - 3), 1, run.run.geometry,
                              run.heads, run.dim, dtype.itemsize, 2 * run.batch)
     assert smaller.total_bytes != pytest.approx(run.run.peak_bytes, rel=0.05) or changes.get("budget_frames") == 50
     filled = run.blocks()
@@ -105,7 +105,7 @@ def test_a_budget_in_bytes_is_the_largest_that_fits() -> None:
         found = budget_from_bytes(settings, 3, geometry, 12, 128, 2, 1, room)
         assert bytes_of(found.budget_frames) <= room < bytes_of(found.budget_frames + 1)
     assert budget_from_bytes(settings, 3, geometry, 12, 128, 2, 1, 10**12).budget_frames == 200
-    with pytest.raises(MemoryPlanError, match="even a budget of 10 latent frames does not fit"):
+    with pytest.raises(MemoryPlanError, match="even a budget of 7 latent frames does not fit"):
         budget_from_bytes(settings, 3, geometry, 12, 128, 2, 1, 10**8)
 
 
@@ -159,8 +159,10 @@ def commit(run: Followed) -> Commit:
     plain = store.refresh
 
     def refresh(*args: Any) -> None:
-        parts, log_m = store._after(len(policy.ledger.frames), tables)
-        after.extend([torch.cat([p.float() for p in parts], 2)[0], log_m[0]])
+        pool, slots = run.pool(), len(policy.ledger.frames) * 6
+        every = torch.arange(pool.capacity).expand(1, pool.groups, -1)
+        parts = [store.keys[:, :, :slots], store._turned(every, tables)]
+        after.extend([torch.cat([p.float() for p in parts], 2)[0], torch.nn.functional.pad(pool.bias(), (slots, 0))[0]])
         plain(*args)
 
     store.refresh = refresh  # type: ignore[method-assign]

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from core.tempcache_tools import pool_of, tc
-from fastar_pack.fastar_core.tempcache.pool import per_head
 from fastar_pack.fastar_core.tempcache.rows import MeanRows, PackedRows
 
 pytestmark = pytest.mark.cpu
@@ -19,7 +18,7 @@ ONE_CODING = 1 / (127 * 508)  # of the largest number of a row: half a fine step
 def running(rows: MeanRows | PackedRows, updates: int = UPDATES) -> tuple[Tensor, Tensor]:
     """The mean of ``updates`` rows kept in ``rows``, and the exact one, [B, H, 4, D]."""
     generator = torch.Generator().manual_seed(3)
-    index = torch.arange(4)[None, None, :, None].expand(1, 2, -1, 16)
+    index = torch.arange(4)[None, None]
     total = torch.zeros(1, 2, 4, 16, dtype=torch.float64)
     for n in range(1, updates + 1):
         new = (3 + torch.randn(total.shape, generator=generator)).bfloat16().float()
@@ -30,7 +29,7 @@ def running(rows: MeanRows | PackedRows, updates: int = UPDATES) -> tuple[Tensor
 
 def test_high_and_low_part_are_the_float32_number() -> None:
     given = torch.cat([torch.randn(4000), 1e-30 * torch.randn(50), 1e30 * torch.randn(50), torch.zeros(60)]).view(1, 1, -1, 16)
-    index = torch.arange(given.shape[2])[None, None, :, None].expand_as(given)
+    index = torch.arange(given.shape[2])[None, None]
     rows = MeanRows(torch.zeros(given.shape, dtype=torch.bfloat16))
     rows.write(index, given)
     assert torch.equal(rows.read(), given)
@@ -71,7 +70,7 @@ def test_eight_bits_alone_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e4])
 def test_one_coding_errs_by_half_a_fine_step(scale: float) -> None:
     rows = PackedRows(torch.zeros(2, 2, 32, 16))
-    index = torch.arange(32)[None, None, :, None].expand(2, 2, -1, 16)
+    index = torch.arange(32)[None, None].expand(2, -1, -1)
     given = scale * torch.randn(2, 2, 32, 16)
     rows.write(index, given)
     bound = given.abs().amax(-1, keepdim=True) * ONE_CODING
@@ -82,7 +81,7 @@ def test_one_coding_errs_by_half_a_fine_step(scale: float) -> None:
 
 
 def test_rows_of_zeros_are_zeros_in_any_form() -> None:
-    index = torch.arange(4)[None, None, :, None].expand(1, 1, -1, 8)
+    index = torch.arange(4)[None, None]
     for rows in (MeanRows(torch.zeros(1, 1, 4, 8).bfloat16()), PackedRows(torch.zeros(1, 1, 4, 8))):
         rows.write(index, torch.ones(1, 1, 4, 8))
         rows.write(index, torch.zeros(1, 1, 4, 8))
@@ -97,10 +96,10 @@ def test_rows_of_zeros_are_zeros_in_any_form() -> None:
 def test_raw_rows_go_back_as_they_were(packed: bool, dtype: torch.dtype) -> None:
     like = torch.zeros(1, 2, 64, 48, dtype=dtype)
     rows: MeanRows | PackedRows = PackedRows(like) if packed else MeanRows(like)
-    every = torch.arange(64)[None, None, :, None].expand(1, 2, -1, 48)
+    every = torch.arange(64)[None, None]
     rows.write(every, torch.randn(1, 2, 64, 48))
     before = [t.clone() for t in rows.tensors()]
-    some = torch.tensor([5, 9, 5])[None, None, :, None].expand(1, 2, -1, 48)
+    some = torch.tensor([5, 9, 5])[None, None]
     saved = rows.raw(some)
     rows.write(some, torch.ones(1, 2, 3, 48))
     assert not all(torch.equal(a, b) for a, b in zip(before, rows.tensors()))
@@ -124,7 +123,7 @@ def test_one_group_of_thousands(dtype: torch.dtype) -> None:
     assert int(counts.sum()) == 4800
     assert int(counts[row]) > 4700, "equal keys stand together, but for those of the first frame, which had no group to join"
     mean = total[row] / int(counts[row])
-    picked = pool.values.pick(per_head(torch.tensor([[[row]]]), 2, 24))[0, :, 0].double()
+    picked = pool.values.pick(torch.tensor([[[row]]]))[0, :, 0].double()
     assert ((picked - mean) / mean).abs().max() <= 2**-14
     assert (pool.values.high[0, :, row].double() - mean).abs().max() > 2**-14 or dtype == torch.float32  # type: ignore[union-attr]
     assert int(pool.frame[0, 0, row]) == 799
