@@ -53,6 +53,14 @@ def _int8(heads: int, n: int, m: int, dim: int, metric: str) -> Build:
     return build
 
 
+def _int8_of_one_scale(metric: str, some: bool) -> Build:
+    def build(g: torch.Generator, dtype: torch.dtype) -> Args:
+        q, keys, valid, _, q_scale, key_scale = _int8(2, 40, 200, 128, metric)(g, dtype)
+        return q, keys, valid if some else None, metric, q_scale, key_scale[..., :1].expand(-1, -1, keys.shape[2])
+
+    return build
+
+
 def _ties(g: torch.Generator, dtype: torch.dtype) -> Args:
     """Every key is there four times, far apart: the first copy has to win. Small integers, so that sums are exact."""
     q, keys = (torch.randint(-3, 4, (1, 2, n, 64), generator=g).to(dtype) for n in (30, 40))
@@ -78,6 +86,8 @@ NEAREST = [
     ("no keys", _search(1, 2, 5, 0, 64, "dot")),
     ("no rows", _search(1, 2, 0, 9, 64, "l2")),
     *[(f"int8 codes, {metric}", _int8(2, 40, 100, 64, metric)) for metric in ("dot", "cosine", "l2")],
+    *[(f"int8 codes of one scale, {metric}{', some count' if some else ''}", _int8_of_one_scale(metric, some))
+      for metric in ("dot", "l2") for some in (False, True)],
 ]
 
 
