@@ -11,7 +11,7 @@ from .host.preview import show_text
 
 logger = logging.getLogger(__name__)
 OFF, MERGE = "off", "merge padding"
-MODES = (OFF, MERGE, "quant", "lsh")
+MODES = (OFF, MERGE, "mass", "quant", "lsh")
 
 
 def _rule_inputs() -> dict[str, Any]:
@@ -19,7 +19,7 @@ def _rule_inputs() -> dict[str, Any]:
     return {
         "bits": (
             "INT",
-            {"default": 8, "min": 2, "max": 16, "tooltip": "Bits of the codes. More bits choose more carefully (quant) or keep "
+            {"default": 8, "min": 2, "max": 16, "tooltip": "Bits of the codes. More bits choose more carefully (mass, quant) or keep "
              "fewer tokens (lsh)."},
         ),
         "tables": (
@@ -73,24 +73,32 @@ class FastARAnnCA:
                     list(MODES),
                     {
                         "default": MERGE,
-                        "tooltip": "merge padding changes nothing but the time. quant also drops tokens that are not among the best "
-                        "of any query of a latent frame, lsh those that share no hash bucket with one. off leaves the model alone.",
+                        "tooltip": "merge padding changes nothing but the time. mass also drops the tokens that get least attention "
+                        "from a latent frame (see coverage), quant those that are not among the best of any of its queries, lsh those "
+                        "that share no hash bucket with one. off leaves the model alone.",
                     },
                 ),
                 **_rule_inputs(),
+            },
+            "optional": {
+                "coverage": (
+                    "FLOAT",
+                    {"default": 0.95, "min": 0.05, "max": 1.0, "step": 0.01, "tooltip": "mass: how much of a latent frame's attention to "
+                     "the words the kept ones must hold together. Higher keeps more words and stays closer to the full attention."},
+                ),
             },
             "hidden": {"unique_id": "UNIQUE_ID"},
         }
 
     def patch(
         self, model: Any, mode: str, bits: int, tables: int, probes: int, min_kept: int, start_percent: float, end_percent: float,
-        unique_id: str | None = None,
+        coverage: float = 0.95, unique_id: str | None = None,
     ) -> tuple[Any]:
         """The patched clone, or the model itself. Raises ConfigError for settings that cannot work."""
         if mode == OFF:
             return (model,)
         keep: Any = "all" if mode == MERGE else mode
-        settings = AnnCASettings(keep, bits, tables, probes, min_kept=min_kept, start=start_percent, end=end_percent)
+        settings = AnnCASettings(keep, bits, tables, probes, coverage=coverage, min_kept=min_kept, start=start_percent, end=end_percent)
         patched, reason = with_attention_settings(model, True, annca=settings)
         if reason is not None:
             logger.warning("FAST-AR AnnCA: %s", reason)

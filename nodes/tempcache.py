@@ -42,14 +42,17 @@ _HELP = {
              "'pre' before them, as the paper seems to do, which takes more memory and is slower.",
     "representative": "Which key speaks for merged ones: 'mean' remembers best, 'last' is the paper's choice and the fastest, "
                       "'medoid' is the slowest.",
-    "search": "How matches are found: 'exact' is the best and the fastest on short histories, 'int8' and 'lsh' are approximate and "
-              "may be faster on long ones.",
+    "search": "How matches are found: 'int8' compares 8-bit codes and is the fastest on the CPU, and what it finds is then compared "
+              "exactly; 'exact' compares everything and finds hardly better; 'lsh' misses matches.",
+    "correction": "How far the measured weight of a merged row may exceed the number of pieces it stands for, as a logarithm. Merging "
+                  "takes a little attention from the past; this gives it back, at no cost in time. 0 switches it off, more than 0.5 "
+                  "overdoes it. -1 takes the preset's.",
 }
 _ADVANCED = {
     "similarity": ("paper", "logit"),
     "space": ("post", "pre"),
     "representative": ("mean", "last", "medoid"),
-    "search": ("exact", "int8", "lsh"),
+    "search": ("int8", "exact", "lsh"),
 }
 
 
@@ -86,20 +89,23 @@ class FastARTempCache:
                 "history": _input("history", ["full", "int8"], default="full", advanced=True),
                 "restarts": _input("restarts", ["forget", "keep"], default="forget", advanced=True),
                 **advanced,
+                "correction": _input("correction", "FLOAT", default=-1.0, min=-1.0, max=5.0, step=0.05, round=0.001, advanced=True),
             },
             "hidden": {"unique_id": "UNIQUE_ID"},
         }
 
     def patch(self, model: Any, preset: str, budget: int, memory_gb: float, sink: int = FAMILY_SINK, recent: int = -1,
               threshold: float = 0.0, reindex: str = "off", history: str = "full", restarts: str = "forget",
-              unique_id: str | None = None, **advanced: str) -> tuple[Any, str]:
+              correction: float = -1.0, unique_id: str | None = None, **advanced: str) -> tuple[Any, str]:
         """MODEL and plan. Raises ConfigError for values that hold no history, UnsupportedError for other kinds of models."""
         if preset == OFF:
             return model, "TempCache is off: the cache rule of the sampler node holds."
         base = PRESETS[preset]
-        chosen = {name: value for name, value in advanced.items() if value != AS_PRESET}
+        chosen: dict[str, object] = {name: value for name, value in advanced.items() if value != AS_PRESET}
         if history == "int8":
             chosen["history_type"] = history
+        if correction >= 0:
+            chosen["bias_correction"] = correction
         changes: dict[str, object] = {**chosen, "carry_frames": FAMILY_CONTEXT if restarts == "keep" else None}
         settings = choose_settings(base, budget, memory_gb, recent, threshold, reindex_span=FAMILY_SPAN if reindex == "on" else None,
                                    **changes)

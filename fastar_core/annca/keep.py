@@ -1,13 +1,15 @@
-"""Which prompt tokens a latent frame needs: those that share a code with some of its queries."""
+"""Which prompt tokens a latent frame needs: those that share a code with some of its queries, or that hold most of its attention."""
 
 from __future__ import annotations
 
 import torch
 
 from ...kernels import registry
+from ..annsa.buckets import every
 from .settings import AnnCASettings
 
 TINY = 1e-12
+SAMPLED_QUERIES = 256
 
 
 def _codes(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -23,6 +25,20 @@ def _best(q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, settings: AnnCA
     score = torch.bmm(_codes(q, settings.bits), _codes(k, settings.bits).transpose(1, 2)).masked_fill(~valid[:, None], -torch.inf)
     found = score.topk(min(settings.probes, k.shape[1]), dim=-1).indices.flatten(1)
     return torch.zeros_like(valid).scatter(1, found, True) & valid
+
+
+def _covering(q: torch.Tensor, k: torch.Tensor, real: torch.Tensor, settings: AnnCASettings) -> torch.Tensor:
+    """bool [G, M]: the fewest tokens that together hold ``coverage`` of the attention mass of the ``real`` ones [G, M], by codes.
+
+    q [G, N, H, D], k [G, M, H, D]. Mass is the mean over heads and up to SAMPLED_QUERIES queries.
+    """
+    some = q[:, every(q.shape[1], SAMPLED_QUERIES, q.device)]
+    codes = [_codes(x.float().transpose(1, 2), settings.bits) for x in (some, k)]
+    scores = codes[0] @ codes[1].transpose(-1, -2) * q.shape[-1] ** -0.5
+    mass = scores.masked_fill(~real[:, None, None], -torch.inf).softmax(-1).nan_to_num(0).mean((1, 2))
+    ranked, order = mass.sort(dim=-1, descending=True, stable=True)
+    needed = ranked.cumsum(-1) - ranked < settings.coverage  # the token that reaches it counts
+    return torch.zeros_like(real).scatter(1, order, needed) & real
 
 
 def _hashed(q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, settings: AnnCASettings, backend: str) -> torch.Tensor:
@@ -43,8 +59,8 @@ def _hashed(q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, settings: Ann
 
 
 def keep_tokens(q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, always: torch.Tensor, settings: AnnCASettings,
-                backend: str) -> torch.Tensor:
-    """bool [G, M]: tokens to keep. q [G, N, H, D] of one frame, k [G, M, H, D] of the prompt, valid and always bool [G, M].
+                backend: str, padding: torch.Tensor | None = None) -> torch.Tensor:
+    """bool [G, M]: tokens to keep. q [G, N, H, D] of one frame, k [G, M, H, D] of the prompt, valid, always and padding bool [G, M].
 
     Never fewer than ``min_kept`` beside what is always kept: the tokens with the highest mean logit fill up.
     """
@@ -54,7 +70,9 @@ def keep_tokens(q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, always: t
         return _hashed(some_q, some_k, valid, settings, backend)
 
     flat_q, flat_k = q.float().flatten(2), k.float().flatten(2)
-    if settings.per_head:
+    if settings.keep == "mass":
+        kept = _covering(q, k, valid if padding is None else valid & ~padding, settings)
+    elif settings.per_head:
         heads = [rule(q[:, :, h].float(), k[:, :, h].float()) for h in range(q.shape[2])]
         kept = torch.stack(heads).any(0)
     else:

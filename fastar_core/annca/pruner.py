@@ -115,8 +115,9 @@ class PromptPruner:
         valid = log_count > HIDDEN
         place = torch.arange(index.shape[1], device=index.device)
         always = valid & ((place == 0) | (place == groups.padding.repeat_interleave(frames, 0)[:, None]))
-        keep = keep_tokens(folded, _rows(k.repeat_interleave(frames, 0), index), valid, always, self.settings, self.attention.backend)
         padding = place == groups.padding.repeat_interleave(frames, 0)[:, None]
+        keep = keep_tokens(folded, _rows(k.repeat_interleave(frames, 0), index), valid, always, self.settings, self.attention.backend,
+                           padding)
         self._share.append(((keep & ~padding).sum() / (valid & ~padding).sum().clamp_min(1)).float())
         size = int(keep.sum(-1).max())
         order = (~keep).float().argsort(dim=-1, stable=True)[:, :size]

@@ -19,9 +19,10 @@ class AnnSASettings:
     density: query-key pairs visited in a sparse call over all pairs, always visible keys included. Higher is closer to dense and
         slower; 1 visits everything.
     buckets: how keys are grouped, after RoPE: warm-started "kmeans", "sign" hash, or "shared" with the text cross-attention (the
-        paper's way). Attention mass kept on the demo model (all 5 layers, 120 to 145 cached frames, density .28): k-means .96 (.92
-        with equal layers), sign hash .84, shared .70, random buckets .64. Grouping before RoPE loses a quarter of it (.85 to .68).
-    key_buckets: buckets of the keys (sign and shared: the next power of two). More follow the keys more closely and cost more ranges.
+        paper's way). Attention mass kept on the demo model: `python tests/bench.py sparse`. Grouping before RoPE loses a quarter of
+        it (.85 to .68).
+    key_buckets: buckets of the keys (sign and shared: the next power of two). More follow the keys more closely and cost more ranges:
+        mass kept at density .28 and 9000 keys .93 with 64, .95 with 128, .97 with 256.
     query_buckets: groups of queries that visit the same keys; 0 = 16, or 8 below 3000 queries on a GPU (there a group is padded to
         whole tiles). Sign and shared group queries by the keys' codes.
     balance: "model" spends the pairs where they catch most mass, over heads and layers alike; "layer" gives every layer the same.
@@ -34,7 +35,7 @@ class AnnSASettings:
 
     density: float = 0.28
     buckets: Buckets = "kmeans"
-    key_buckets: int = 64
+    key_buckets: int = 128
     query_buckets: int = 0
     balance: Balance = "model"
     recent_frames: int = 3

@@ -42,8 +42,9 @@ def local_best(tokens: torch.Tensor, rows: torch.Tensor, last_slots: torch.Tenso
     for dy in range(2 * reach + 1):
         for dx in range(2 * reach + 1):
             window = (..., slice(dy, dy + grid[0]), slice(dx, dx + grid[1]))
-            score = pair_similarity(mine, around[(*window, slice(None))], logit).masked_fill(slots[window] < 0, NO_MATCH)
-            found = torch.where(score > best, slots[window], found)
+            here = slots[window]
+            score = pair_similarity(mine, around[..., window[1], window[2], :], logit).masked_fill(here < 0, NO_MATCH)
+            found = torch.where(score > best, here, found)
             best = torch.maximum(score, best)
     return best.flatten(2), found.flatten(2)
 

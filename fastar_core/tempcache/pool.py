@@ -136,9 +136,8 @@ class HistoryPool:
 
     def _match(self, number: int, index: RowIndex) -> tuple[torch.Tensor, torch.Tensor]:
         """Similarity and row of the best match [B, G, S] of the tokens of leaving frame ``number``."""
-        settings, tokens = self.settings, index.tokens[number]
-        rows = index.at(self.last_slots.clamp_min(0))
-        near_score, near_slot = local_best(tokens, rows, self.last_slots, self.grid, settings.neighbourhood,
+        settings, rows = self.settings, index.at(self.last_slots.clamp_min(0))
+        near_score, near_slot = local_best(index.tokens[number], rows, self.last_slots, self.grid, settings.neighbourhood,
                                            settings.similarity == "logit")
         missed = near_score < settings.threshold
         far_score, far_slot = index.best(number)
@@ -172,8 +171,8 @@ class HistoryPool:
         usable = (known > NO_MATCH) & (torch.gather(self.count, 2, victim) > 0) & (torch.gather(self.count, 2, target) > 0)
         likeness = torch.where(usable & (victim != target), likeness, NO_MATCH)
         self.near_score = self.near_score.scatter(2, victim, likeness)
-        free = (self.count == 0).sum(-1, keepdim=True)
-        fold = choose_folds(score, victim, target, likeness, free, self.settings.threshold, self.settings.floor)
+        fold = choose_folds(score, victim, target, likeness, (self.count == 0).sum(-1, keepdim=True), self.settings.threshold,
+                            self.settings.floor)
         self.near_row = fold.remap(self.near_row, self.capacity)
         index.follow(lambda rows: fold.remap(rows, self.capacity))
         self._join(fold)
@@ -200,7 +199,7 @@ class HistoryPool:
             mean = (torch.where(held[..., None] > 0, rows.pick(fold.target) * held[..., None], 0) + joined) / total.clamp_min(1)[..., None]
             rows.write(fold.target, mean)
         self.count = self.count.scatter(2, fold.target, total.to(self.count.dtype))
-        self.count = self.count * (1 - torch.zeros_like(self.count).scatter(2, fold.victim, fold.done.to(self.count.dtype)))
+        self.count = self.count.masked_fill(torch.zeros_like(self.count, dtype=torch.bool).scatter(2, fold.victim, fold.done), 0)
         gained = torch.where(fold.done, torch.gather(self.usage, 2, fold.victim), 0)
         self.usage = self.usage.scatter_add(2, fold.target, gained)
         newest = torch.where(fold.done, torch.gather(self.frame, 2, fold.victim), 0)
@@ -248,8 +247,8 @@ class HistoryPool:
     def _means(self, held: MeanRows | PackedRows, new: torch.Tensor, went: _Arrival) -> torch.Tensor:
         """New running means [B, H, S, D] (float32) of the rows that the tokens go to, weighted by multiplicity."""
         group = went.first.expand(-1, self.heads, -1)
-        mean, _ = registry.call("compact", self.search.backend, new, torch.ones_like(group, dtype=torch.float32), group, group.shape[-1],
-                                torch.float32)
+        ones = torch.ones(group.shape, device=new.device)
+        mean, _ = registry.call("compact", self.search.backend, new, ones, group, group.shape[-1], torch.float32)
         mean = mean[row_places(went.first, self.heads)]
         return mean + (torch.where(went.before > 0, held.pick(went.slot), mean) - mean) * (went.before / (went.before + went.joined))
 

@@ -7,6 +7,7 @@ sink+window, and the chaos floor. Gate: AnnSA at density 1 and the pad merge mus
 from __future__ import annotations
 
 import argparse
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,8 +28,10 @@ from fastar_pack.fastar_core.policies import PolicySettings
 from fastar_pack.fastar_core.tempcache.plan import PRESETS
 
 SINK, CHAOS, CACHED = 1, 1e-3, 120
+HELD_OUT_TOURS = (3, 4)  # settings were chosen on tour 1
 DENSITY = 0.28
-TOGETHER = "small"
+TOGETHER = "balanced"
+A_THIRD = 0.57  # coverage at which the demo's prompts keep about a third of their words
 FULL = PolicySettings()
 Row = dict[str, Any]
 
@@ -93,12 +96,33 @@ class Bench:
         return PolicySettings("sink_window", max(SINK + 2 * BLOCK, round(DENSITY * frames)), SINK)
 
 
-def table(bench: Bench, say: Callable[[str], None]) -> dict[str, Row]:
+class Tours:
+    """Several tours measured alike; figures are means over them, and those of each stand under "tours"."""
+
+    def __init__(self, tours: list[Bench]) -> None:
+        self.tours = tours
+        self.judge = tours[0].judge
+
+    def _mean(self, found: list[Row]) -> Row:
+        row: Row = {key: sum(r[key] for r in found) / len(found) for key, value in found[0].items() if isinstance(value, float)}
+        if "calls" in found[0]:
+            row["calls"] = dict(sum((Counter(r["calls"]) for r in found), Counter()))
+        return {**row, "tours": found}
+
+    def measure(self, *given: Any, **named: Any) -> Row:
+        return self._mean([tour.measure(*given, **named) for tour in self.tours])
+
+    def chaos(self) -> Row:
+        return self._mean([tour.chaos() for tour in self.tours])
+
+
+def table(bench: Tours, say: Callable[[str], None]) -> dict[str, Row]:
     """Every row of the quality table."""
     rows: dict[str, Row] = {}
 
     def add(name: str, row: Row) -> None:
         rows[name] = row
+        row = {key: value for key, value in row.items() if key != "tours"}
         say(f"{name:28s} " + "  ".join(f"{k} {v:.4f}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()))
 
     add("AnnSA", bench.measure(FULL, annsa()))
@@ -107,21 +131,23 @@ def table(bench: Bench, say: Callable[[str], None]) -> dict[str, Row]:
     add("AnnSA, shared (paper)", bench.measure(FULL, annsa(buckets="shared", balance="layer")))
     with patch.object(walk, "expected_mass", random_mass):
         add("random buckets", bench.measure(FULL, annsa()))
-    window = bench.window()
+    window = bench.tours[0].window()
     add(f"sink+window {window.window_frames}", bench.measure(window))
     add("chaos floor", bench.chaos())
     add("AnnCA, pad merge", bench.measure(FULL, prompts=AnnCASettings()))
+    add("AnnCA, mass", bench.measure(FULL, prompts=AnnCASettings("mass", min_kept=1, start=0.3)))
+    add("AnnCA, mass, a third", bench.measure(FULL, prompts=AnnCASettings("mass", coverage=A_THIRD, min_kept=1, start=0.3)))
     add("AnnCA, quant", bench.measure(FULL, prompts=AnnCASettings("quant", min_kept=1, start=0.3)))
     add("AnnCA, lsh", bench.measure(FULL, prompts=AnnCASettings("lsh", bits=6, tables=2, min_kept=1, start=0.3)))
-    for preset in ("balanced", TOGETHER):
+    for preset in ("small", TOGETHER):
         add(f"all three, {preset}", bench.measure(tempcache(preset), annsa(only_if_faster=True), AnnCASettings()))
     add("all three, forced", bench.measure(tempcache("balanced"), annsa(density=0.5), AnnCASettings()))
     return rows
 
 
-def check(bench: Bench) -> list[Row]:
+def check(bench: Tours) -> list[Row]:
     """PSNR of the exact settings against the dense run; 100 = equal."""
-    blocks = bench.measured[:1]
+    blocks = bench.tours[0].measured[:1]
     everything = annsa(density=1.0, dense_share=0.0)
     return [{"check": "AnnSA at density 1", "psnr": bench.measure(FULL, everything, blocks=blocks)["psnr"]},
             {"check": "pad merge", "psnr": bench.measure(FULL, prompts=AnnCASettings(), blocks=blocks)["psnr"]}]
@@ -131,25 +157,30 @@ def target(name: str, value: float | None, wanted: str, holds: bool | None, reas
     return {"name": name, "value": value, "target": wanted, "holds": None if value is None else bool(holds), "reason": reason}
 
 
+def _annca_targets(rows: dict[str, Row]) -> list[Row]:
+    """The best choice of as many words says what any rule could reach on these prompts."""
+    third, most = rows["AnnCA, mass, a third"], rows["AnnCA, mass"]
+    recall, share, by_chance, best = (third[f"long prompts: {k}"] for k in ("recall", "density", "recall_random", "recall_best"))
+    words = (f"the best choice of as many words holds {best:.3f}, as many random ones {by_chance:.3f}; at coverage .95 the rule reaches "
+             f"{most['long prompts: recall']:.3f} with {most['long prompts: density']:.2f} of the words")
+    return [target("AnnCA recall over real tokens (prompts of 9 words or more)", recall, ">= 0.94 and above random",
+                   recall >= 0.94 and recall > by_chance, words),
+            target("AnnCA share of real tokens kept (prompts of 9 words or more)", share, "<= 0.33", share <= 0.33)]
+
+
 def targets(rows: dict[str, Row], speed: dict[str, dict[int, float]] | None) -> list[Row]:
     sparse, drawn, together = rows["AnnSA"], rows["random buckets"], rows[f"all three, {TOGETHER}"]
-    prompts = rows["AnnCA, quant"]
-    recall, share, by_chance, best = (prompts[f"long prompts: {k}"] for k in ("recall", "density", "recall_random", "recall_best"))
-    words = (f"as many random words catch {by_chance:.3f}, the best that could be chosen {best:.3f}; the demo's prompts have 3 to 13 "
-             "words and every one of them matters")
     ratio, told = None, "run with --speed"
     if speed is not None:
         totals = {name: rollout_seconds(times, BLOCK) for name, times in speed.items()}
         ratio = totals["dense unbounded"] / totals[f"all three, {TOGETHER}"]
         told = (f"AnnSA ran sparse in {together['calls'].get('sparse', 0)} calls of this preset: the rest is TempCache and "
-                f"AnnCA; the balanced preset gives {totals['dense unbounded'] / totals['all three, balanced']:.2f}, AnnSA alone "
+                f"AnnCA; the small preset gives {totals['dense unbounded'] / totals['all three, small']:.2f}, AnnSA alone "
                 f"{totals['dense unbounded'] / totals['AnnSA alone']:.2f}; CPU seconds")
     return [
         target("AnnSA recall at >= 120 cached frames", sparse["recall"], ">= 0.94", sparse["recall"] >= 0.94),
         target("AnnSA density over its sparse pairs", sparse["density"], "<= 0.28", sparse["density"] <= 0.2805),
-        target("AnnCA recall over real tokens (prompts of 9 words or more)", recall, ">= 0.94 and above random",
-               recall >= 0.94 and recall > by_chance, words),
-        target("AnnCA share of real tokens kept (prompts of 9 words or more)", share, "<= 0.33", share <= 0.33),
+        *_annca_targets(rows),
         target("AnnSA lockstep PSNR", sparse["psnr"], "> 25.8 and above random buckets", sparse["psnr"] > max(25.8, drawn["psnr"])),
         target("AnnSA lockstep SSIM", sparse["ssim"], "> 0.69 and above random buckets", sparse["ssim"] > max(0.69, drawn["ssim"])),
         target(f"all three ({TOGETHER}): end to end over dense unbounded, 750 frames", ratio, ">= 12",
@@ -163,7 +194,7 @@ def run(arguments: list[str], say: Callable[[str], None] = print) -> dict[str, A
     parser = argparse.ArgumentParser(prog="bench.py sparse")
     parser.add_argument("--checkpoint", type=Path, help="a training checkpoint instead of the shipped demo model")
     parser.add_argument("--blocks", type=int, default=56, help="blocks of 3 latent frames")
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(HELD_OUT_TOURS), help="tours; figures are means over them")
     parser.add_argument("--speed", action="store_true", help="time the 750-frame rollout too (minutes)")
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS))
     parser.add_argument("--threads", type=int, default=1)
@@ -172,7 +203,8 @@ def run(arguments: list[str], say: Callable[[str], None] = print) -> dict[str, A
     if PREFIX + BLOCK * (options.blocks - 1) < CACHED:
         parser.error(f"--blocks {options.blocks}: at least {-(-(CACHED - PREFIX) // BLOCK) + 1} are needed for {CACHED} cached frames")
     say(f"dense rollout of {options.blocks} blocks")
-    bench = Bench(load_weights(options.checkpoint), options.blocks, options.seed)
+    weights = load_weights(options.checkpoint)
+    bench = Tours([Bench(weights, options.blocks, seed) for seed in options.seeds])
     checked = check(bench)
     gate = "green" if all(row["psnr"] > 60 for row in checked) else "red"
     if gate == "red":

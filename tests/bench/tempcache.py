@@ -115,8 +115,8 @@ def ablations() -> dict[str, TempCacheSettings]:
     changes: dict[str, dict[str, Any]] = {f"threshold {t}": {"threshold": t} for t in (0.5, 0.7, 0.8, 0.9, 0.95, 0.98)}
     changes |= {f"representative {r}": {"representative": r} for r in ("last", "medoid")}
     changes |= {"pre-RoPE, last key (paper)": {"space": "pre", "representative": "last", "bias_correction": 0.0},
-                "pre-RoPE, last key, 0.9, shared, at once (paper)": {"space": "pre", "representative": "last", "threshold": 0.9, "shared": True,
-                                                                      "recent_frames": 0, "bias_correction": 0.0, "regroup": False},
+                "pre-RoPE, last key, 0.9, at once (paper)": {"space": "pre", "representative": "last", "threshold": 0.9, "shared": True,
+                                                             "recent_frames": 0, "bias_correction": 0.0, "regroup": False},
                 "pre-RoPE, mean key": {"space": "pre"},
                 "heads share matches": {"shared": True}, "merge at once": {"recent_frames": 0}, "recent 6": {"recent_frames": 6},
                 "groups never join": {"regroup": False}, "re-index 21": {"reindex_span": 21}, "int8 history": {"history_type": "int8"},

@@ -91,6 +91,40 @@ def test_each_frame_keeps_what_it_looks_at() -> None:
     assert union is not None
 
 
+def mass_of_words(q: Tensor, k: Tensor, words_in: int) -> Tensor:
+    """Mean attention mass [words] of one frame's queries on the words alone, padding left out."""
+    return torch.einsum("qhd,khd->hqk", q, k[:words_in]).div(q.shape[-1] ** 0.5).softmax(-1).mean((0, 1))
+
+
+@pytest.mark.parametrize("coverage", [0.5, 0.8, 0.95, 1.0])
+def test_the_mass_rule_keeps_the_fewest_words_that_hold_its_coverage(coverage: float) -> None:
+    context = torch.cat([words(18), torch.zeros(2, 32)])[None]
+    q, k = 1.5 * torch.randn(1, 36, 2, 16, generator=torch.Generator().manual_seed(4)), project(context, 2, 16, 1)
+    _, pruner = attend(AnnCASettings(keep="mass", coverage=coverage, min_kept=1, bits=16), q, context)
+    kept = next(iter(pruner._kept.values()))
+    for frame in range(3):
+        mass = mass_of_words(q[0, 12 * frame:12 * (frame + 1)], k[0], 18)
+        shown = set(kept.index[frame][kept.bias[frame] > -math.inf].tolist())
+        assert 18 in shown, "the padding stays"
+        ranked = mass.argsort(descending=True).tolist()
+        needed = next((n for n in range(1, 19) if mass[ranked[:n]].sum() >= coverage - 1e-6), 18)
+        assert shown - {18} == set(ranked[:needed]) | {0}
+    if coverage == 0.8:
+        assert len(shown) < 18
+
+
+def test_padding_has_no_say_in_the_coverage() -> None:
+    """Queries that look at the padding only still keep the words they would look at without it."""
+    context = torch.cat([words(18), torch.ones(2, 32)])[None]
+    keys = project(context, 2, 16, 1)
+    q = (8 * keys[:, 18:19] + keys[:, 5:6]).repeat_interleave(12, 1)
+    _, pruner = attend(AnnCASettings(keep="mass", coverage=0.9, min_kept=1, bits=16), q, context)
+    kept = next(iter(pruner._kept.values()))
+    mass = mass_of_words(q[0, :4], keys[0], 18)
+    shown = [i for i in kept.index[0][kept.bias[0] > -math.inf].tolist() if i < 18]
+    assert float(mass[shown].sum()) >= 0.9
+
+
 def test_never_fewer_tokens_than_asked() -> None:
     q, context = planted()
     k = project(context, 2, 16, 1)
@@ -104,6 +138,7 @@ def test_never_fewer_tokens_than_asked() -> None:
 
 
 @pytest.mark.parametrize("settings", [AnnCASettings(keep="lsh", bits=4, tables=2), AnnCASettings(keep="quant", per_head=True),
+                                      AnnCASettings(keep="mass", coverage=0.7),
                                       AnnCASettings(keep="lsh", bits=6, tables=1, probes=3)])
 def test_rules_drop_tokens_and_never_the_one_looked_at(settings: AnnCASettings) -> None:
     q, context = planted()
