@@ -9,7 +9,7 @@ import torch
 
 from fastar_pack.fastar_core.tempcache.matching import NO_MATCH
 from fastar_pack.fastar_core.tempcache.pool import HistoryPool
-from fastar_pack.fastar_core.tempcache.regroup import choose_folds, closest_pairs
+from fastar_pack.fastar_core.tempcache.regroup import choose_folds, closest_pairs, highest
 from fastar_pack.fastar_core.tempcache.rows import MeanRows
 from fastar_pack.fastar_core.tempcache.settings import TempCacheSettings
 
@@ -83,6 +83,14 @@ def test_the_closest_pairs_come_first_and_dead_ones_not_at_all() -> None:
     victim, target = closest_pairs(near, likeness, count, 3)
     assert victim[0, 0].tolist() == [1, 5, 0], "ties: the lower row"
     assert target[0, 0].tolist() == [0, 0, 3]
+
+
+def test_ties_are_ranked_the_same_everywhere() -> None:
+    """As a stable sort ranks them, for every kind of number; a plain top-k may swap equal ones."""
+    values = torch.tensor([0.5, -0.0, 0.0, 0.5, float("inf"), -1.0, -float("inf"), 0.5, -1.0, 1e-40, -1e-40, 3e38]).repeat(2, 3, 5)
+    wanted = values.argsort(dim=-1, descending=True, stable=True)
+    assert torch.equal(highest(values, values.shape[-1]), wanted)
+    assert torch.equal(highest(values, 7), wanted[..., :7])
 
 
 def test_a_row_takes_part_in_one_direction() -> None:

@@ -121,7 +121,7 @@ def test_the_plan_is_printed_and_true_and_blocks_are_reported(host: Host, parts:
     model = patch(host, parts[0], **MERGING)[0]
     with caplog.at_level(logging.INFO):
         report = json.loads(sample(host, model, parts[1], length=LENGTH, cfg=cfg, negative=text(2), batch_size=2)[3])
-    assert "the cache keeps everything, merged into 9 latent frames (sink 1, recent 6): TempCache holds" in caplog.text
+    assert "the cache keeps everything, merged into 9 latent frames (sink 1, recent 3): TempCache holds" in caplog.text
     assert "its history is full after 9 latent frames at the latest" in caplog.text
     assert report["bytes"]["kv_planned"] == pytest.approx(report["bytes"]["kv_peak"], rel=0.05)
     kept = report["settings"]["cache"]
