@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 from ..constraints import Limits
@@ -73,7 +75,18 @@ class _Keys:
 
 def _in_integers(q: torch.Tensor, keys: torch.Tensor, metric: str) -> bool:
     """8-bit codes are multiplied as such on the CPU, in a tenth of the time; a cosine needs rows of unit length."""
-    return metric != "cosine" and q.device.type == "cpu" and q.dtype == keys.dtype == torch.int8 and hasattr(torch, "_int_mm")
+    return metric != "cosine" and q.device.type == "cpu" and q.dtype == keys.dtype == torch.int8 and _integers_multiply()
+
+
+@cache
+def _integers_multiply() -> bool:
+    """Whether this torch multiplies 8-bit matrices on the CPU, with any number of rows and columns."""
+    a = torch.arange(-120, 121, dtype=torch.int8)[:3 * 67].view(3, 67)
+    try:
+        made = torch._int_mm(a, a.T, out=torch.empty(9, dtype=torch.int32).view(3, 3))
+    except (AttributeError, RuntimeError):
+        return False
+    return torch.equal(made.long(), a.long() @ a.long().T)
 
 
 def _rows_at_once(num_rows: int, num_keys: int, device: torch.device) -> int:

@@ -10,6 +10,7 @@ import torch
 
 from fastar_pack.kernels import registry
 from fastar_pack.kernels.torch_fast import fused
+from fastar_pack.kernels.torch_fast import nearest as torch_nearest
 from kernels.compare import TOLERANCE, different_bits, fault, relative_error, widened, with_lse
 from kernels.more_cases import CASES, Case
 
@@ -131,3 +132,17 @@ def test_the_cpu_path_gives_minus_infinity_where_torch_gives_zero() -> None:
     assert out.abs().max() == 0
     assert lse is not None
     assert (lse == -torch.inf).all()
+
+
+@pytest.mark.parametrize("metric", ["dot", "l2"])
+@pytest.mark.parametrize("rows", [1, 5, 33])
+def test_codes_are_found_alike_in_integers_and_in_floats(metric: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torch without an integer product on the CPU takes the other way, and must find the same."""
+    generator = torch.Generator().manual_seed(3)
+    q, keys = (torch.randint(-127, 128, (1, 2, n, 40), generator=generator, dtype=torch.int8) for n in (rows, 131))
+    scales = [torch.rand(1, 2, n, generator=generator) + 0.5 for n in (rows, 131)]
+    found = [torch_nearest.nearest(q, keys, None, metric, *scales)]
+    monkeypatch.setattr(torch_nearest, "_integers_multiply", lambda: False)
+    found.append(torch_nearest.nearest(q, keys, None, metric, *scales))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.allclose(found[0][1], found[1][1], rtol=1e-4)

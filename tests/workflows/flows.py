@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from demo.example_prompts import EXAMPLE_PROMPTS
 from workflows import notes
 from workflows.graph import Graph, Info, Node
 
 MODEL, STORY, VIDEO = "#3f789e", "#8a8", "#b58b2a"
-DEMO_LATENTS, PICTURE_LATENTS = 49, 25
+DEMO_LATENTS, PICTURE_LATENTS, LONG_LATENTS = 49, 25, 121
 LOAD_ROOM, VIDEO_ROOM, SQUARE_VIDEO_ROOM = 170, 390, 560  # for the report and the video, which appear in the nodes
 TEXT_ENCODER, VAE = "umt5_xxl_fp8_e4m3fn_scaled.safetensors", "wan_2.1_vae.safetensors"
+LONG_WAY = (
+    (0, "at oslo with sand lined ground and a red disc"), (4, "at oslo"),
+    (10, "to mira with teal plain ground and a yellow triangle"), (13, "at mira"),
+    (19, "to lund with rose checked ground and a blue cross"), (22, "at lund"),
+    (28, "to visby with dusk barred ground and a white ring"), (31, "at visby"),
+    (40, "to kolar with fog plain ground and a black square"), (43, "at kolar"),
+    (52, "to zadar with moss lined ground and a green diamond"), (55, "at zadar"),
+    (64, "to mira"), (67, "at mira"),
+    (76, "to visby"), (79, "at visby"),
+    (88, "to petra with clay checked ground and a blue ring"), (91, "at petra"),
+    (103, "to oslo"), (106, "at oslo"),
+)  # fmt: skip
 PICTURE = "moss_lined_red_ring.png"
 SAILING = (
     "A small wooden sailing boat leaves a stone harbour at sunrise, seen from the quay. The camera follows it slowly "
@@ -43,7 +55,12 @@ def pixel_length(latents: int) -> int:
 
 def prompt_lines(name: str, latents: int) -> str:
     """A list of EXAMPLE_PROMPTS as text for FAST-AR Prompts, as far as a video of `latents` latent frames reaches."""
-    return "\n".join(f"{pixel_frame(at)}: {text}" for at, text in EXAMPLE_PROMPTS[name] if at < latents)
+    return lines_of((at, text) for at, text in EXAMPLE_PROMPTS[name] if at < latents)
+
+
+def lines_of(listed: Iterable[tuple[int, str]]) -> str:
+    """(latent frame, text) pairs as text for FAST-AR Prompts."""
+    return "\n".join(f"{pixel_frame(at)}: {text}" for at, text in listed)
 
 
 def _demo_models(graph: Graph) -> tuple[Node, Node, Node]:
@@ -95,6 +112,22 @@ def demo_text_to_video(info: Info) -> Graph:
     _sampler(
         graph, parts, "demo", positive=(prompts, "first"), prompts=(prompts, "prompts"), start_latent=(slate, "latent"),
         width=128, height=128, length=pixel_length(DEMO_LATENTS), seed=1,
+    )  # fmt: skip
+    return graph
+
+
+def demo_long_memory(info: Info) -> Graph:
+    """Thirty seconds through seven places, remembered in a cache of 18 latent frames by TempCache."""
+    graph = Graph("demo_long_memory", info)
+    graph.column()
+    graph.note(notes.DEMO_MEMORY)
+    model, text, vae = _demo_models(graph)
+    slate = graph.node("FastARDemoSlate", file="fastar_demo_slate.safetensors")
+    memory = graph.node("FastARTempCache", 420, 120, model=(model, "model"), preset="balanced")
+    prompts = _prompts(graph, text, lines_of(LONG_WAY), 500, 420, 620)
+    _sampler(
+        graph, (memory, text, vae), "demo_long_memory", positive=(prompts, "first"), prompts=(prompts, "prompts"),
+        start_latent=(slate, "latent"), width=128, height=128, length=pixel_length(LONG_LATENTS), seed=1,
     )  # fmt: skip
     return graph
 
@@ -155,5 +188,5 @@ def longlive_two_prompts(info: Info) -> Graph:
 
 
 FLOWS: tuple[Callable[[Info], Graph], ...] = (
-    demo_text_to_video, demo_image_to_video, self_forcing_480p, rolling_forcing, longlive_two_prompts,
+    demo_text_to_video, demo_image_to_video, demo_long_memory, self_forcing_480p, rolling_forcing, longlive_two_prompts,
 )  # fmt: skip

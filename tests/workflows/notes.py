@@ -7,14 +7,29 @@ DEMO_TEXT = """## There and back again
 Needs no downloads and runs on a CPU. Press **Run**.
 
 The small demo model draws a made-up world of named places. The camera starts in *oslo*, visits three other places and \
-comes back. What a place looks like is said **once**, when it is first shown; at frame 157 the prompt only says *from \
-visby to oslo*, so the model has to find the looks in its memory, the key/value cache.
+comes back. What a place looks like is said **once**, when it is first shown; at frame 157 the prompt only says *to \
+oslo*, so the model has to find the looks in its memory, the key/value cache.
 
 The video grows in the sampler node and is a playable file after every block.
 
 ### Try
 - `cache` = *sink_window*, `window` = 9, `sink` = 1: on the way back the place is out of sight.
 - other lists and all words it knows: `example_workflows/models/MODEL_CARD.md` in the pack's folder.
+"""
+
+DEMO_MEMORY = """## A long memory in a small cache
+
+Needs no downloads and runs on a CPU. Press **Run**.
+
+Half a minute through seven places, with three returns; the last one goes back to *oslo*, out of sight for 99 latent frames, and \
+the prompt says no more than its name. **FAST-AR TempCache** keeps what repeats only once: its cache holds 18 latent frames \
+instead of 121, and the places are still found.
+
+### Try
+- `preset` = *small*: 9 latent frames.
+- `preset` = *off*, and in the sampler `cache` = *sink_window*, `window` = 21, `sink` = 1: a larger cache without merging. \
+The places come back wrong.
+- The *report* of the sampler holds groups, merges and the step recall of every block.
 """
 
 DEMO_IMAGE = """## A start picture

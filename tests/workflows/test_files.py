@@ -100,7 +100,7 @@ def test_the_demos_need_no_files_of_the_user(host: Host, monkeypatch: pytest.Mon
     import folder_paths
 
     monkeypatch.setattr(folder_paths, "input_directory", str(tmp_path))
-    for name in ("demo_text_to_video", "demo_image_to_video"):
+    for name in ("demo_text_to_video", "demo_image_to_video", "demo_long_memory"):
         assert faults_of(read(f"api/{name}.json"), host, monkeypatch) == []
 
 
