@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ...kernels import registry
+from .arrival import Arrival
 from .features import QueryMoment
 from .matching import NO_MATCH, RowIndex, Search, local_best, pair_similarity
 from .regroup import Fold, choose_folds, closest_pairs, fold_rows, highest
@@ -38,25 +39,6 @@ class Ingested:
         """int64 [4]: tokens merged, groups opened, evicted, and folded into others."""
         done = torch.zeros_like(self.merged) if self.fold is None else self.fold.done
         return torch.stack([t.sum() for t in (self.merged, self.opened, self.evicted, done)])
-
-
-@dataclass(frozen=True)
-class _Arrival:
-    """Rows that tokens go to [B, G, S], and per token: members the row had and gets, float32 [B, G, S, 1], and the first token
-    that goes to the same row [B, G, S]."""
-
-    slot: torch.Tensor
-    before: torch.Tensor
-    joined: torch.Tensor
-    first: torch.Tensor
-
-    @classmethod
-    def at(cls, slot: torch.Tensor, before: torch.Tensor, joined: torch.Tensor) -> _Arrival:
-        """before, joined [B, G, capacity]: members the rows keep, and tokens that come."""
-        tokens = torch.arange(slot.shape[-1], device=slot.device).expand_as(slot)
-        first = torch.full_like(before, slot.shape[-1], dtype=torch.int64).scatter_reduce(2, slot, tokens, "amin")
-        held, new = (torch.gather(count, 2, slot)[..., None].float() for count in (before, joined))
-        return cls(slot, held, new, torch.gather(first, 2, slot))
 
 
 @dataclass
@@ -136,12 +118,14 @@ class HistoryPool:
 
     def _match(self, number: int, index: RowIndex) -> tuple[torch.Tensor, torch.Tensor]:
         """Similarity and row of the best match [B, G, S] of the tokens of leaving frame ``number``."""
-        settings, rows = self.settings, index.at(self.last_slots.clamp_min(0))
+        settings = self.settings
+        far_score, far_slot = index.best(number)
+        if number == 0 and settings.search != "lsh":
+            return far_score, far_slot  # the whole pool was searched as it is now, the neighbourhood with it
+        rows = index.at(self.last_slots.clamp_min(0))
         near_score, near_slot = local_best(index.tokens[number], rows, self.last_slots, self.grid, settings.neighbourhood,
                                            settings.similarity == "logit")
-        missed = near_score < settings.threshold
-        far_score, far_slot = index.best(number)
-        use_near = ~missed | (near_score >= far_score)
+        use_near = (near_score >= settings.threshold) | (near_score >= far_score)
         return torch.where(use_near, near_score, far_score), torch.where(use_near, near_slot, far_slot)
 
     def _who_merges(self, score: torch.Tensor) -> torch.Tensor:
@@ -167,7 +151,8 @@ class HistoryPool:
         """Groups that are nearly alike join where that costs less than a token's poor match."""
         victim, target = closest_pairs(self.near_row, self.near_score, self.count, fold_rows(score.shape[-1], self.capacity))
         known = torch.gather(self.near_score, 2, victim)
-        likeness = pair_similarity(index.at(victim), index.at(target), self.settings.similarity == "logit")
+        pairs = index.at(torch.cat([victim, target], -1)).chunk(2, 2)
+        likeness = pair_similarity(*pairs, self.settings.similarity == "logit")
         usable = (known > NO_MATCH) & (torch.gather(self.count, 2, victim) > 0) & (torch.gather(self.count, 2, target) > 0)
         likeness = torch.where(usable & (victim != target), likeness, NO_MATCH)
         self.near_score = self.near_score.scatter(2, victim, likeness)
@@ -224,9 +209,10 @@ class HistoryPool:
         before = self.count.masked_fill(opened, 0)
         joined = torch.zeros_like(self.count).scatter_add(2, slot, torch.ones_like(slot, dtype=torch.int32))
         newest = self._newest(slot)
-        went = _Arrival.at(slot, before, joined)
-        self.values.write(slot, self._means(self.values, v, went))
-        self._represent(k, went, newest)
+        went = Arrival.at(slot, before, joined)
+        new_k, new_v = self._arriving(torch.cat([k, v], -1), went).chunk(2, -1)
+        self.values.write(slot, self._joint(self.values, new_v, went))
+        self._represent(k, new_k, went, newest)
         if self.settings.folds:
             self._note_nearest(index.tokens[number], score, match, slot, merged, index)
         self.correction = self.correction.masked_fill(opened, 0)
@@ -244,27 +230,32 @@ class HistoryPool:
         tokens = torch.arange(slot.shape[-1], device=slot.device).expand_as(slot)
         return torch.zeros_like(self.cell).scatter_reduce(2, slot, tokens, "amax")
 
-    def _means(self, held: MeanRows | PackedRows, new: torch.Tensor, went: _Arrival) -> torch.Tensor:
-        """New running means [B, H, S, D] (float32) of the rows that the tokens go to, weighted by multiplicity."""
+    def _arriving(self, rows: torch.Tensor, went: Arrival) -> torch.Tensor:
+        """Mean [B, H, S, n] (float32) of the ``rows`` [B, H, S, n] that go where each token goes."""
         group = went.first.expand(-1, self.heads, -1)
-        ones = torch.ones(group.shape, device=new.device)
-        mean, _ = registry.call("compact", self.search.backend, new, ones, group, group.shape[-1], torch.float32)
-        mean = mean[row_places(went.first, self.heads)]
-        return mean + (torch.where(went.before > 0, held.pick(went.slot), mean) - mean) * (went.before / (went.before + went.joined))
+        ones = torch.ones(group.shape, device=rows.device)
+        mean, _ = registry.call("compact", self.search.backend, rows, ones, group, group.shape[-1], torch.float32)
+        return mean[row_places(went.first, self.heads)]
 
-    def _represent(self, k: torch.Tensor, went: _Arrival, newest: torch.Tensor) -> None:
-        """Writes the keys that speak for the touched groups."""
+    @staticmethod
+    def _joint(held: MeanRows | PackedRows, mean: torch.Tensor, went: Arrival) -> torch.Tensor:
+        """New running means of the rows that the tokens go to, weighted by multiplicity."""
+        old = torch.where(went.before > 0, held.pick(went.slot), mean)
+        return torch.lerp(mean, old, went.before / (went.before + went.joined))
+
+    def _represent(self, k: torch.Tensor, mean: torch.Tensor, went: Arrival, newest: torch.Tensor) -> None:
+        """Writes the keys that speak for the touched groups; ``mean``: that of the arriving keys."""
         if self.settings.representative == "mean":
-            chosen = self._means(self.keys, k, went)
+            chosen = self._joint(self.keys, mean, went)
         else:
             chosen = k[row_places(torch.gather(newest, 2, went.slot), self.heads)].float()
         if self.mean is not None:
-            chosen = self._closer_to_mean(self.mean, k, chosen, went)
+            chosen = self._closer_to_mean(self.mean, mean, chosen, went)
         self.keys.write(went.slot, chosen)
 
-    def _closer_to_mean(self, means: MeanRows, k: torch.Tensor, latest: torch.Tensor, went: _Arrival) -> torch.Tensor:
+    def _closer_to_mean(self, means: MeanRows, mean: torch.Tensor, latest: torch.Tensor, went: Arrival) -> torch.Tensor:
         """The held medoid or the newest key, whichever is closer to the mean of all members."""
-        mean = self._means(means, k, went)
+        mean = self._joint(means, mean, went)
         means.write(went.slot, mean)
         held = self.keys.pick(went.slot)
         closer = (latest - mean).square().sum(-1, keepdim=True) <= (held - mean).square().sum(-1, keepdim=True)

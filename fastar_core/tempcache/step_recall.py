@@ -27,15 +27,13 @@ class StepRecall:
 
     def __init__(self, q: torch.Tensor, keys: torch.Tensor, bias: torch.Tensor | None, pinned_rows: int, bound: int,
                  pool: HistoryPool) -> None:
-        self._q, self._pool = q.float(), pool
-        scores = self._q @ keys.float().transpose(-1, -2) * q.shape[-1] ** -0.5
+        self._pool = pool
+        self._q = q.float() * q.shape[-1] ** -0.5
+        scores = self._q @ keys.float().transpose(-1, -2)
         if bias is not None:
             scores += bias[:, :, None]
-        top = scores.amax(-1, keepdim=True)
-        self._mass = scores.sub_(top).exp_()
-        total = self._mass.sum(-1, keepdim=True)
-        self._lse = top + total.log()
-        self._mass /= total
+        self._mass = scores.softmax(-1)
+        self._lse = (scores.amax(-1) - self._mass.amax(-1).log())[..., None]
         self.own_start = pinned_rows + bound
         history = self._mass[..., pinned_rows:self.own_start]
         self._history = torch.nn.functional.pad(history, (0, pool.capacity - bound))
@@ -103,7 +101,7 @@ class StepRecall:
         if self._changed:
             rows = torch.cat(self._changed, -1)
             wide = self._wide(rows)
-            alone = (self._q @ turned(rows).float().transpose(-1, -2) * self._q.shape[-1] ** -0.5 - self._lse).exp_()
+            alone = (self._q @ turned(rows).float().transpose(-1, -2) - self._lse).exp_()
             held = torch.gather(self._history, 3, wide)
             self._correct(rows, self._grouped(held), self._grouped(alone))
             shown = alone * torch.gather(self._pool.bias(), 2, rows)[:, :, None].exp()

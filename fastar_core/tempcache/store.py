@@ -169,7 +169,9 @@ class LayerStore:
         if self.pool is not None and pending.queries is not None:
             keys, _, bias = self.visible(len(move.before), pending.own, tables)
             measured = StepRecall(pending.queries, keys, bias, pinned, self.bound, self.pool)
-        keys, values = (t[:, :, pending.own].clone() for t in (self.keys, self.values))
+        keys, values = (t[:, :, pending.own] for t in (self.keys, self.values))
+        if self.packed or self.bound < self.sizes.history_rows or len(move.after) > len(move.before):
+            keys, values = keys.clone(), values.clone()  # what the commit writes may reach these rows
         home = keys if pending.home is None else pending.home
         self._begin_undo([slot for slot in move.changed if slot < len(move.before)])
         if pending.moment is not None and self.moment is not None:

@@ -27,6 +27,8 @@ def softmax_attention(
         out, lse = _in_chunks(q, k, v, bias, want_lse)
     if bias is not None:
         seen = (bias > -torch.inf).any(-1)[..., None]
+        if seen.device.type == "cpu" and bool(seen.all()):
+            return out, lse
         out = torch.where(seen[..., None], out, 0)
         lse = torch.where(seen, lse, -torch.inf) if lse is not None else None
     return out, lse

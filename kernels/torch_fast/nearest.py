@@ -14,7 +14,7 @@ why_not = LIMITS.why_not
 ZERO_NORM = 1e-12
 HIDDEN = -1e30
 CHUNK = 64
-CACHE_BYTES = 2**21
+CACHE_BYTES = 2**20
 MIN_ROWS = 32  # fewer rows starve the matrix product
 
 

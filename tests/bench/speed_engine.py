@@ -98,7 +98,7 @@ class SpeedEngine:
         """Velocity of the first denoise call of the block at ``start``."""
         return self._call(self._context("denoise", self.start, self.shape.block, SIGMAS[0]), self._latent())
 
-    @torch.no_grad()
+    @torch.inference_mode()  # as the host samples
     def _call(self, ctx: FwdCtx, x: torch.Tensor) -> torch.Tensor:
         self.run.begin(ctx)
         policy = self.run.policy("positive")
