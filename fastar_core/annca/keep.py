@@ -27,14 +27,20 @@ def _best(q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, settings: AnnCA
     return torch.zeros_like(valid).scatter(1, found, True) & valid
 
 
-def _covering(q: torch.Tensor, k: torch.Tensor, real: torch.Tensor, settings: AnnCASettings) -> torch.Tensor:
+def _covering(q: torch.Tensor, k: torch.Tensor, real: torch.Tensor, log_count: torch.Tensor | None,
+              settings: AnnCASettings) -> torch.Tensor:
     """bool [G, M]: the fewest tokens that together hold ``coverage`` of the attention mass of the ``real`` ones [G, M], by codes.
 
-    q [G, N, H, D], k [G, M, H, D]. Mass is the mean over heads and up to SAMPLED_QUERIES queries.
+    q [G, N, H, D], k [G, M, H, D], log_count [G, M] of the rows behind each. Mass is the mean over heads and up to SAMPLED_QUERIES
+    queries.
     """
+    if settings.coverage >= 1:
+        return real
     some = q[:, every(q.shape[1], SAMPLED_QUERIES, q.device)]
     codes = [_codes(x.float().transpose(1, 2), settings.bits) for x in (some, k)]
     scores = codes[0] @ codes[1].transpose(-1, -2) * q.shape[-1] ** -0.5
+    if log_count is not None:
+        scores = scores + log_count[:, None, None]
     mass = scores.masked_fill(~real[:, None, None], -torch.inf).softmax(-1).nan_to_num(0).mean((1, 2))
     ranked, order = mass.sort(dim=-1, descending=True, stable=True)
     needed = ranked.cumsum(-1) - ranked < settings.coverage  # the token that reaches it counts
@@ -59,8 +65,9 @@ def _hashed(q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, settings: Ann
 
 
 def keep_tokens(q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, always: torch.Tensor, settings: AnnCASettings,
-                backend: str, padding: torch.Tensor | None = None) -> torch.Tensor:
-    """bool [G, M]: tokens to keep. q [G, N, H, D] of one frame, k [G, M, H, D] of the prompt, valid, always and padding bool [G, M].
+                backend: str, padding: torch.Tensor | None = None, log_count: torch.Tensor | None = None) -> torch.Tensor:
+    """bool [G, M]: tokens to keep. q [G, N, H, D] of one frame, k [G, M, H, D] of the prompt, valid, always and padding bool [G, M],
+    log_count float32 [G, M] of equal rows that a token stands for.
 
     Never fewer than ``min_kept`` beside what is always kept: the tokens with the highest mean logit fill up.
     """
@@ -71,7 +78,7 @@ def keep_tokens(q: torch.Tensor, k: torch.Tensor, valid: torch.Tensor, always: t
 
     flat_q, flat_k = q.float().flatten(2), k.float().flatten(2)
     if settings.keep == "mass":
-        kept = _covering(q, k, valid if padding is None else valid & ~padding, settings)
+        kept = _covering(q, k, valid if padding is None else valid & ~padding, log_count, settings)
     elif settings.per_head:
         heads = [rule(q[:, :, h].float(), k[:, :, h].float()) for h in range(q.shape[2])]
         kept = torch.stack(heads).any(0)

@@ -117,7 +117,7 @@ class PromptPruner:
         always = valid & ((place == 0) | (place == groups.padding.repeat_interleave(frames, 0)[:, None]))
         padding = place == groups.padding.repeat_interleave(frames, 0)[:, None]
         keep = keep_tokens(folded, _rows(k.repeat_interleave(frames, 0), index), valid, always, self.settings, self.attention.backend,
-                           padding)
+                           padding, log_count)
         self._share.append(((keep & ~padding).sum() / (valid & ~padding).sum().clamp_min(1)).float())
         size = int(keep.sum(-1).max())
         order = (~keep).float().argsort(dim=-1, stable=True)[:, :size]

@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ...kernels import registry
+from ...kernels.knobs import score_bytes
 from .features import QueryMoment, features, similarity
+from .rows import MeanRows, PackedRows
 from .settings import TempCacheSettings
 
-Pick = Callable[[torch.Tensor], torch.Tensor]
 NO_MATCH = -4.0
 CODED_AT_ONCE = 1024
 CODE_LEVELS = 127
@@ -56,14 +57,14 @@ class RowIndex:
     hold anything: they are never asked for.
     """
 
-    def __init__(self, search: Search, keys: torch.Tensor, valid: torch.Tensor, moment: QueryMoment | None,
-                 leaving: Sequence[torch.Tensor], pick: Pick) -> None:
-        """keys [B, H, capacity, D] (float32), ``valid`` [B, G, capacity] where a group lives; leaving: keys [B, H, S, D] of each
-        frame that will be taken in; ``pick`` reads the keys [B, H, N, D] of rows [B, G, N]."""
-        self.moment, self._pick, self._shared = moment, pick, search.settings.shared
+    def __init__(self, search: Search, keys: MeanRows | PackedRows, valid: torch.Tensor, moment: QueryMoment | None,
+                 leaving: Sequence[torch.Tensor]) -> None:
+        """``valid`` [B, G, capacity]: where a group lives; leaving: keys [B, H, S, D] of each frame that will be taken in."""
+        self.moment, self._keys, self._shared = moment, keys, search.settings.shared
         # a common shift changes no distance, and near zero less is lost to rounding
         self._centre = None if moment is None else features(leaving[0], moment, self._shared).mean(2, keepdim=True)
-        parts = [search.coded(self.features(part)) for part in keys.split(CODED_AT_ONCE, 2)]  # a part stays in the cache
+        starts = range(0, valid.shape[-1], CODED_AT_ONCE)  # a part stays in the cache, and the whole is never there in float32
+        parts = [search.coded(self.features(keys.read(at, at + CODED_AT_ONCE))) for at in starts]
         self.rows = torch.cat([rows for rows, _ in parts], 2)
         self.scale = _joined_scales([scale for _, scale in parts if scale is not None], self.rows)
         self.tokens = [self.features(k) for k in leaving]
@@ -78,7 +79,7 @@ class RowIndex:
 
     def at(self, slot: torch.Tensor) -> torch.Tensor:
         """Full feature rows [B, G, N, F] of the pool rows ``slot`` [B, G, N] as they are now."""
-        return self.features(self._pick(slot))
+        return self.features(self._keys.pick(slot))
 
     def best(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Row found [B, G, S] for the tokens of leaving frame ``number``, and its similarity as it is now."""
@@ -119,7 +120,7 @@ class Search:
         if self.settings.search != "int8":
             return x, None
         if self.settings.similarity == "paper":  # unit rows: with one scale for all, codes rank as they are
-            return (x * CODE_LEVELS).round_().to(torch.int8), x.new_tensor(1 / CODE_LEVELS).expand(x.shape[:-1])
+            return (x * CODE_LEVELS).round_().to(torch.int8), x.new_full((), 1 / CODE_LEVELS).expand(x.shape[:-1])
         scale = x.abs().amax(-1).clamp_min(1e-12) / CODE_LEVELS
         return (x / scale[..., None]).round_().to(torch.int8), scale
 
@@ -141,12 +142,15 @@ class Search:
     def _by_hash(self, tokens: torch.Tensor, pool: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         pool = pool.masked_fill(~valid[..., None], 0)
         mine, theirs = self._hashes(tokens, pool, valid)
-        scores = similarity(tokens, pool, self.settings.similarity == "logit").masked_fill(~valid[:, :, None], NO_MATCH)
-        same = torch.zeros(scores.shape, dtype=torch.bool, device=scores.device)
-        for table in range(self.settings.tables):
-            same |= mine[..., table][..., :, None] == theirs[..., table][..., None, :]
-        best, index = scores.masked_fill(~same, NO_MATCH).max(-1)
-        return best, index
+        step = max(1, score_bytes() // (8 * pool.shape[0] * pool.shape[1] * pool.shape[2]))
+        parts = []
+        for some, codes in zip(tokens.split(step, 2), mine.split(step, 2)):
+            same = torch.zeros((*some.shape[:3], pool.shape[2]), dtype=torch.bool, device=pool.device)
+            for table in range(self.settings.tables):
+                same |= codes[..., table][..., :, None] == theirs[..., table][..., None, :]
+            same &= valid[:, :, None]
+            parts.append(similarity(some, pool, self.settings.similarity == "logit").masked_fill_(~same, NO_MATCH).max(-1))
+        return torch.cat([best for best, _ in parts], 2), torch.cat([index for _, index in parts], 2)
 
     def _hashes(self, tokens: torch.Tensor, pool: torch.Tensor, valid: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Sign hashes [B, G, N, tables] of mean-centred features (keys share a large offset that would swamp the signs)."""

@@ -100,14 +100,15 @@ class TempCache(CachePolicy):
     def _positions(self, frames: range, start: int) -> list[int]:
         return self.position(torch.tensor(frames, dtype=torch.int64), start).tolist()
 
-    def _make_tables(self) -> Tables | None:
+    def _renew_tables(self) -> None:
         """How home keys of each frame and cell are turned for the next call; None when they already stand where they should."""
-        post = self.settings.space == "post"
-        if post and self.settings.reindex_span is None:
-            return None
+        post, stores, self.tables = self.settings.space == "post", self._all_stores(), None
+        if (post and self.settings.reindex_span is None) or not stores:
+            return
         frames = torch.arange(self.ledger.end + self.sizes.own)
         shift = self.position(frames, self.ledger.end) - (frames if post else 0)
-        return self.rotary.row_tables(shift, spatial=not post)
+        cos, sin = self.rotary.row_tables(shift, spatial=not post)
+        self.tables = (cos.to(stores[0].keys.device), sin.to(stores[0].keys.device))
 
     # -- planning -----------------------------------------------------------------------------------------------------
 
@@ -258,6 +259,8 @@ class TempCache(CachePolicy):
             self._undo = None
             return
         move = self.ledger.plan(ctx)
+        if self.tables is None:  # frames may leave in the first commit of a timeline already
+            self._renew_tables()
         for store in self._all_stores():
             store.commit(move, ctx.start, self.tables)
         self._undo = (ctx.start, move.before)
@@ -270,10 +273,7 @@ class TempCache(CachePolicy):
         stores = [s for s in self._all_stores() if s.pool is not None]
         if not stores and self.settings.reindex_span is None:
             return
-        self.tables = self._make_tables()
-        if self.tables is not None:
-            device = self._all_stores()[0].keys.device
-            self.tables = (self.tables[0].to(device), self.tables[1].to(device))
+        self._renew_tables()
         for store in self._all_stores():
             store.refresh(self.tables, self.ledger.frames)
         if not stores:

@@ -114,7 +114,7 @@ class HistoryPool:
 
     def open_index(self, moment: QueryMoment | None, leaving: Sequence[torch.Tensor]) -> RowIndex:
         """What the frames of one commit, with keys ``leaving`` [B, H, S, D], are compared with."""
-        return RowIndex(self.search, self.keys.read(), self.count > 0, moment, leaving, self.keys.pick)
+        return RowIndex(self.search, self.keys, self.count > 0, moment, leaving)
 
     def _match(self, number: int, index: RowIndex) -> tuple[torch.Tensor, torch.Tensor]:
         """Similarity and row of the best match [B, G, S] of the tokens of leaving frame ``number``."""
@@ -152,7 +152,7 @@ class HistoryPool:
         victim, target = closest_pairs(self.near_row, self.near_score, self.count, fold_rows(score.shape[-1], self.capacity))
         known = torch.gather(self.near_score, 2, victim)
         pairs = index.at(torch.cat([victim, target], -1)).chunk(2, 2)
-        likeness = pair_similarity(*pairs, self.settings.similarity == "logit")
+        likeness = pair_similarity(pairs[0], pairs[1], self.settings.similarity == "logit")
         usable = (known > NO_MATCH) & (torch.gather(self.count, 2, victim) > 0) & (torch.gather(self.count, 2, target) > 0)
         likeness = torch.where(usable & (victim != target), likeness, NO_MATCH)
         self.near_score = self.near_score.scatter(2, victim, likeness)
@@ -177,7 +177,8 @@ class HistoryPool:
         self._remember(fold.target)
         moved = torch.where(fold.done, torch.gather(self.count, 2, fold.victim), 0)
         held = torch.gather(self.count, 2, fold.target)
-        same = (fold.target[..., :, None] == fold.target[..., None, :]).float() * moved[..., None, :]
+        alike = (fold.target[..., :, None] == fold.target[..., None, :]).float()
+        same = alike * moved[..., None, :]
         total = held + same.sum(-1)
         for rows in (self.keys, self.values):
             joined = same.expand(-1, self.heads, -1, -1) @ torch.where(moved[..., None] > 0, rows.pick(fold.victim), 0)
@@ -186,9 +187,13 @@ class HistoryPool:
         self.count = self.count.scatter(2, fold.target, total.to(self.count.dtype))
         self.count = self.count.masked_fill(torch.zeros_like(self.count, dtype=torch.bool).scatter(2, fold.victim, fold.done), 0)
         gained = torch.where(fold.done, torch.gather(self.usage, 2, fold.victim), 0)
-        self.usage = self.usage.scatter_add(2, fold.target, gained)
-        newest = torch.where(fold.done, torch.gather(self.frame, 2, fold.victim), 0)
-        self.frame = self.frame.scatter_reduce(2, fold.target, newest, "amax")
+        used = torch.gather(self.usage, 2, fold.target) + (alike @ gained[..., None])[..., 0]
+        self.usage = self.usage.scatter(2, fold.target, used)
+        cells = self.grid[0] * self.grid[1]
+        place = self.frame * cells + self.cell  # the group stands where its newest member stood
+        newest = torch.where(fold.done, torch.gather(place, 2, fold.victim), 0)
+        place = place.scatter_reduce(2, fold.target, newest, "amax")
+        self.frame, self.cell = place // cells, place % cells
 
     # -- changing -----------------------------------------------------------------------------------------------------
 

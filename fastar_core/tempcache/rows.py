@@ -60,9 +60,10 @@ class MeanRows(_Rows):
         exact = high.dtype == torch.float32 or not adds
         self.low = None if exact else torch.zeros(high.shape, dtype=kind, device=high.device)
 
-    def read(self) -> torch.Tensor:
-        """float32 [B, H, rows, D]."""
-        return _joined(self.high, self.low)
+    def read(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        """float32 [B, H, rows, D], or the rows from ``start`` up to ``stop``."""
+        part = slice(start, stop)
+        return _joined(self.high[:, :, part], None if self.low is None else self.low[:, :, part])
 
     def write(self, slot: torch.Tensor, rows: torch.Tensor) -> None:
         """Rows [B, H, n, D] (float32) to their places; equal places must come with equal rows."""
@@ -108,8 +109,9 @@ class PackedRows(_Rows):
         self.fine = torch.zeros_like(self.coarse)
         self.scale = torch.zeros((*like.shape[:3], 1), dtype=torch.float32, device=like.device)
 
-    def read(self) -> torch.Tensor:
-        return (self.coarse.float() + self.fine.float() / FINE) * self.scale
+    def read(self, start: int = 0, stop: int | None = None) -> torch.Tensor:
+        part = slice(start, stop)
+        return (self.coarse[:, :, part].float() + self.fine[:, :, part].float() / FINE) * self.scale[:, :, part]
 
     def write(self, slot: torch.Tensor, rows: torch.Tensor) -> None:
         scale = rows.abs().amax(-1, keepdim=True) / LEVELS

@@ -35,7 +35,8 @@ class TempCacheStats:
                              "layers": list(with_history), "rows": [pinned + store.bound for store in with_history.values()],
                              "density": executed / (ctx.end * tokens + own),
                              "bytes": sum(store.bytes() for listed in stores.values() for _, store in listed)})
-        self._values.append(torch.stack([self._row(store) for store in with_history.values()]) if with_history else torch.zeros(0, 5))
+        rows = [self._row(store) for store in with_history.values()]
+        self._values.append(torch.stack(rows) if rows else torch.zeros(0, len(COLUMNS)))
 
     def _row(self, store: LayerStore) -> torch.Tensor:
         """[columns] of one layer; NaN where recall was not measured."""

@@ -15,6 +15,8 @@ import torch
 from .pool import HistoryPool, Ingested
 from .regroup import Fold
 
+ROWS_AT_ONCE = 8192
+FINENESS = 1024  # corrections are multiples of one part of this: sums in another order must not become other decisions
 NOTHING = 1e-12  # mean mass below which a row says nothing about its bias
 
 
@@ -29,7 +31,8 @@ class StepRecall:
                  pool: HistoryPool) -> None:
         self._pool = pool
         self._q = q.float() * q.shape[-1] ** -0.5
-        scores = self._q @ keys.float().transpose(-1, -2)
+        parts = [self._q @ part.float().transpose(-1, -2) for part in keys.split(ROWS_AT_ONCE, 2)]
+        scores = torch.cat(parts, -1) if len(parts) > 1 else parts[0]
         if bias is not None:
             scores += bias[:, :, None]
         self._mass = scores.softmax(-1)
@@ -89,6 +92,7 @@ class StepRecall:
         count = torch.gather(pool.count, 2, rows).clamp_min(1)
         seen = (before > NOTHING) & (after > NOTHING)
         wanted = before.clamp_min(NOTHING).log() - after.clamp_min(NOTHING).log() - count.log()
+        wanted = (wanted * FINENESS).round() / FINENESS
         wanted = torch.where(seen, wanted.clamp(least, most), torch.gather(pool.correction, 2, rows))
         pool.correction = pool.correction.scatter(2, rows, torch.where(count > 1, wanted, 0))
 

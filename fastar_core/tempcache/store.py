@@ -206,6 +206,9 @@ class LayerStore:
     def absorb(self, pinned: list[tuple[int, int]]) -> None:
         """Pinned (frame, slot) pairs, oldest first, join the history; they count as used as its average row."""
         pool = self.pool
+        self._undo = None  # a new timeline takes nothing back of the old one
+        if pool is not None:
+            pool.undo = None
         for frame, slot in pinned if pool is not None else ():
             assert pool is not None
             span = self._frame(slot)

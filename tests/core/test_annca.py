@@ -211,3 +211,21 @@ def test_settings_refuse_nonsense() -> None:
     for wrong in ({"keep": "some"}, {"bits": 1}, {"probes": 0}, {"min_kept": 0}, {"start": 0.5, "end": 0.2}):
         with pytest.raises(ConfigError):
             AnnCASettings(**wrong)
+
+
+def test_full_coverage_keeps_every_word() -> None:
+    q, context = planted()
+    _, pruner = attend(AnnCASettings(keep="mass", coverage=1.0, min_kept=1), 5 * q, context)
+    assert pruner.report()["kept_share"] == 1
+
+
+def test_a_word_said_many_times_counts_as_often() -> None:
+    """Equal rows that are not the padding: their group holds the mass of all of them."""
+    context = torch.cat([words(6), words(1, seed=5).expand(5, -1), torch.zeros(9, 32)])[None]
+    keys = project(context, 2, 16, 1)
+    q = 0.5 * torch.randn(1, 12, 2, 16, generator=torch.Generator().manual_seed(2))
+    _, pruner = attend(AnnCASettings(keep="mass", coverage=0.4, min_kept=1, bits=16), q, context)
+    kept = next(iter(pruner._kept.values()))
+    mass = mass_of_words(q[0, :4], keys[0], 11)
+    assert float(mass[6:].sum()) > float(mass[:6].max()), "together they matter most"
+    assert 6 in kept.index[0][kept.bias[0] > -math.inf].tolist()

@@ -141,3 +141,15 @@ def test_only_the_cheaper_union_is_made() -> None:
         fold = choose_folds(score, victim, target, torch.tensor([[likeness]]), free, 0.95, 0.0)
         assert fold.done[0, 0].int().tolist() == wanted
     assert not choose_folds(score, victim, target, torch.tensor([[[0.9, 0.9]]]), free + 3, 0.95, 0.0).done.any(), "free rows come first"
+
+
+def test_a_joint_group_stands_where_its_newest_member_stood() -> None:
+    pool = filled(BASE)
+    before_frame, before_cell = pool.frame.clone(), pool.cell.clone()
+    went = pool.ingest(axes(1, 2, 3, 4), axes(1, 2, 3, 4), 2, torch.full((1, 1, S), 0.1), None)
+    assert went.fold is not None
+    victim, target = int(went.fold.victim[went.fold.done]), int(went.fold.target[went.fold.done])
+    newest = max((victim, target), key=lambda row: (int(before_frame[0, 0, row]), int(before_cell[0, 0, row])))
+    assert target not in went.slot.flatten().tolist(), "no token came to it"
+    assert int(pool.frame[0, 0, target]) == int(before_frame[0, 0, newest]) == 1
+    assert int(pool.cell[0, 0, target]) == int(before_cell[0, 0, newest])

@@ -14,6 +14,7 @@ from fastar_pack.fastar_core.policies import PolicySettings, make_policy
 from fastar_pack.fastar_core.positions import RopeSpec, Rotary
 from fastar_pack.fastar_core.presets import get_preset
 from fastar_pack.fastar_core.run_choice import choose_run
+from fastar_pack.fastar_core.tempcache.plan import plan_tempcache
 from fastar_pack.fastar_core.tempcache.policy import TempCache
 from fastar_pack.fastar_core.tempcache.settings import FAMILY_CONTEXT, TempCacheSettings
 
@@ -95,6 +96,18 @@ def test_memory_stays_flat_over_many_restarts() -> None:
         runner.keys, runner.values = [], []
         sizes.append(runner.policy.bytes())
     assert len(set(sizes[20:])) == 1
+
+
+def test_a_restart_takes_no_memory() -> None:
+    """What the old timeline could take back is dropped: nothing is remembered for an undo that cannot come."""
+    settings = replace(SETTINGS, budget_frames=12.0, threshold=0.9)
+    runner = Runner(settings)
+    planned = plan_tempcache(settings, 0, RunGeometry(6, BLOCK, ROWS, COLS, 1), HEADS, DIM, 4, 1).total_bytes
+    for number in range(12):
+        runner.round(number)
+        before = runner.policy.bytes()
+        runner.policy.begin(context("prefill", 0, BLOCK))
+        assert runner.policy.bytes() <= before <= planned
 
 
 def test_the_family_fills_in_its_context() -> None:

@@ -10,6 +10,7 @@ from core.tempcache_tools import settings_of
 from fastar_pack.fastar_core.noise import seeded_normal
 from fastar_pack.fastar_core.tempcache.features import QueryMoment, features, similarity
 from fastar_pack.fastar_core.tempcache.matching import NO_MATCH, RowIndex, Search, local_best
+from fastar_pack.fastar_core.tempcache.rows import MeanRows
 
 pytestmark = pytest.mark.cpu
 
@@ -86,10 +87,8 @@ def test_eight_bit_codes_decide_as_exact_numbers_do() -> None:
         tokens, pool, valid = pairs(100 + 3 * seed, 256, 512, 1536)
         change = torch.linspace(0, 1, 256)[:, None] * tokens  # cosines from 1 down to 0.7
         tokens = torch.nn.functional.normalize(pool[:, :, torch.randperm(448)[:256]] + change, dim=-1)
-        def pick(slot: Tensor, pool: Tensor = pool) -> Tensor:
-            return pool[0, 0, slot[0, 0]][None, None]
-
-        best = {kind: RowIndex(Search(settings_of(search=kind)), pool, valid, None, [tokens], pick).best(0) for kind in ("exact", "int8")}
+        best = {kind: RowIndex(Search(settings_of(search=kind)), MeanRows(pool), valid, None, [tokens]).best(0)
+                for kind in ("exact", "int8")}
         joins = {kind: score >= 0.85 for kind, (score, _) in best.items()}
         assert 0.3 < joins["exact"].float().mean() < 0.9
         agree = (best["exact"][1] == best["int8"][1]) & (joins["exact"] == joins["int8"])
