@@ -154,6 +154,8 @@ def check(bench: Tours) -> list[Row]:
 
 
 def target(name: str, value: float | None, wanted: str, holds: bool | None, reason: str | None = None) -> Row:
+    if value is not None and value != value:  # not a number: nothing of the kind was measured
+        value, reason = None, "no such prompt in the measured blocks; take more tours or blocks"
     return {"name": name, "value": value, "target": wanted, "holds": None if value is None else bool(holds), "reason": reason}
 
 
