@@ -134,6 +134,7 @@ class PromptPruner:
         """Frees the tensors of the run."""
         self._groups.clear()
         self._kept.clear()
+        self._true.clear()
         self._share.clear()
         self._call = None
 

@@ -41,7 +41,8 @@ class TempCacheSettings:
     representative: which key speaks for a group: the "mean", the "last" (the paper's choice) or the "medoid".
     search / bits / tables: how the match is found: by "int8" codes (the winner is then compared exactly), "exact", or "lsh" (sign
         hash of `bits`, best of `tables`).
-    neighbourhood: tokens up to this many rows and columns away in the frame that left before are tried first.
+    neighbourhood: tokens up to this many rows and columns away in the frame that left before are tried first. When several frames
+        leave at once, groups that an earlier one of them opened are only met there; the first one needs it for "lsh" only.
     shared: heads of a layer share their groups (one decision by mean similarity); False decides per head.
     reindex_span: old positions are squeezed linearly into the last this many frames; None keeps true positions; FAMILY_SPAN is
         replaced by what the family was trained on before a run.

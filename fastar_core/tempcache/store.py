@@ -207,10 +207,10 @@ class LayerStore:
         """Pinned (frame, slot) pairs, oldest first, join the history; they count as used as its average row."""
         pool = self.pool
         self._undo = None  # a new timeline takes nothing back of the old one
-        if pool is not None:
-            pool.undo = None
-        for frame, slot in pinned if pool is not None else ():
-            assert pool is not None
+        if pool is None:
+            return
+        pool.undo = None
+        for frame, slot in pinned:
             span = self._frame(slot)
             usage = pool.usage.mean(-1, keepdim=True).expand(-1, -1, self.sizes.tokens)
             went = pool.ingest(self.home[:, :, span], self.values[:, :, span], frame, usage, self.moment)

@@ -44,8 +44,8 @@ def measure(shape: Shape, lengths: tuple[int, ...], repeats: int, say: Callable[
     table: dict[str, dict[int, float]] = {name: {} for name in policies(shape.block)}
     for length in lengths:
         engines = {name: SpeedEngine(shape, settings, length, weights) for name, settings in policies(shape.block).items()}
-        times = {name: [engine.block_seconds() for _ in range(1)] for name, engine in engines.items()}
-        for _ in range(repeats - 1):
+        times = {name: list[float]() for name in engines}
+        for _ in range(repeats):
             for name, engine in engines.items():
                 times[name].append(engine.block_seconds())
         for name, engine in engines.items():

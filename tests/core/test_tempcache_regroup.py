@@ -114,13 +114,21 @@ def test_a_likeness_that_no_longer_holds_makes_no_pair() -> None:
     assert pool.near_score[0, 0, S + 2] <= 0.0, "and is not offered first again"
 
 
-def test_pairs_follow_rows_that_moved() -> None:
+def test_what_points_at_a_row_that_moved_follows_it() -> None:
+    """Row 4 joins row 0; another row's partner and a later frame's match stood in row 4, where a stranger lives now."""
     pool = filled(BASE)
-    went = pool.ingest(axes(1, 2, 3, 4), axes(1, 2, 3, 4), 2, torch.full((1, 1, S), 0.1), None)
+    pool.near_row[0, 0, S + 1] = S
+    first, second = axes(1, 2, 3, 4), axes(0, 1, 2, 3, tilt=0.5)
+    index = pool.open_index(None, [first, second])
+    assert int(index.best(1)[1][0, 0, 0]) == S
+    went = pool.ingest(first, first, 2, torch.full((1, 1, S), 0.1), None, index, 0)
     assert went.fold is not None
-    victim = int(went.fold.victim[went.fold.done])
-    others = [row for row in range(2 * S) if row != victim]
-    assert victim not in pool.near_row[0, 0, others].tolist()
+    assert went.fold.victim[went.fold.done].tolist() == [S]
+    assert went.fold.target[went.fold.done].tolist() == [0]
+    assert int(pool.near_row[0, 0, S + 1]) == 0
+    score, slot = index.best(1)
+    assert int(slot[0, 0, 0]) == 0
+    assert score[0, 0, 0] > 0.95
 
 
 def test_roll_back_restores_what_was_folded() -> None:
@@ -144,12 +152,11 @@ def test_only_the_cheaper_union_is_made() -> None:
 
 
 def test_a_joint_group_stands_where_its_newest_member_stood() -> None:
+    """Frame and cell of one token; frame of one and cell of another would be a place that nobody had."""
     pool = filled(BASE)
-    before_frame, before_cell = pool.frame.clone(), pool.cell.clone()
+    pool.cell[0, 0, S] = 3
     went = pool.ingest(axes(1, 2, 3, 4), axes(1, 2, 3, 4), 2, torch.full((1, 1, S), 0.1), None)
     assert went.fold is not None
-    victim, target = int(went.fold.victim[went.fold.done]), int(went.fold.target[went.fold.done])
-    newest = max((victim, target), key=lambda row: (int(before_frame[0, 0, row]), int(before_cell[0, 0, row])))
-    assert target not in went.slot.flatten().tolist(), "no token came to it"
-    assert int(pool.frame[0, 0, target]) == int(before_frame[0, 0, newest]) == 1
-    assert int(pool.cell[0, 0, target]) == int(before_cell[0, 0, newest])
+    assert went.fold.target[went.fold.done].tolist() == [0]
+    assert 0 not in went.slot.flatten().tolist(), "no token came to it"
+    assert (int(pool.frame[0, 0, 0]), int(pool.cell[0, 0, 0])) == (1, 3)
