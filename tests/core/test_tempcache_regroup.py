@@ -160,3 +160,13 @@ def test_a_joint_group_stands_where_its_newest_member_stood() -> None:
     assert went.fold.target[went.fold.done].tolist() == [0]
     assert 0 not in went.slot.flatten().tolist(), "no token came to it"
     assert (int(pool.frame[0, 0, 0]), int(pool.cell[0, 0, 0])) == (1, 3)
+
+
+def test_a_row_that_changes_hands_forgets_its_correction() -> None:
+    """Also where nothing is measured afterwards, as when a restart takes pinned frames in."""
+    pool = filled(replace(BASE, regroup=False, floor=0.9))
+    pool.correction += 0.3
+    went = pool.ingest(axes(4, 5, 6, 7), axes(4, 5, 6, 7), 2, torch.full((1, 1, S), 0.9), None)
+    assert went.evicted.sum() == S
+    assert pool.correction[went.opened].tolist() == [0.0] * S
+    assert pool.correction[~went.opened].tolist() == pytest.approx([0.3] * S)
